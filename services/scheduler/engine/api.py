@@ -1,0 +1,124 @@
+"""What the scheduler asks of whatever computes tokens: one `step` over slices of sequences, and nothing else.
+
+The scheduler's core decides which sequences run, for how many ids, and in which KV blocks. An engine turns that into
+sampled ids. The core imports this file; engines implement it. Nothing here knows torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NewType, Protocol
+
+SequenceKey = NewType("SequenceKey", int)
+"""One sequence in one scheduler process; never used twice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """What an engine can do; fixed at its start.
+
+    `context_length` and `vocab_size` are in tokens, `total_blocks` counts KV blocks of `block_size` tokens each.
+    """
+
+    model_id: str
+    vocab_size: int
+    context_length: int
+    block_size: int
+    total_blocks: int
+    eos_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingSpec:
+    """How one sequence's tokens are drawn: the contract's SamplingParams with every default filled in.
+
+    `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off. `suppressible_ids` are those that must not be
+    drawn while a slice says `suppress` (end-of-text and stop ids below min_tokens). `logprobs`: None for none at all,
+    otherwise the number of alternatives per token. Randomness is a function of (seed, choice, position) alone.
+    """
+
+    seed: int
+    choice: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    suppressible_ids: tuple[int, ...] = ()
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """One sequence's share of a step: compute `token_ids` at positions `start`, `start` + 1, … into its blocks.
+
+    With `samples` the logits after the last id give one new token. `output_position` is that token's place in the output
+    (0 for the first), the position its randomness is keyed by.
+    """
+
+    key: SequenceKey
+    token_ids: Sequence[int]
+    start: int
+    block_table: Sequence[int]
+    samples: bool
+    output_position: int
+    suppress: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Natural logarithms at one output position, before temperature and truncation; alternatives best first."""
+
+    logprob: float
+    top_ids: tuple[int, ...]
+    top_logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The token drawn for one sampling slice."""
+
+    key: SequenceKey
+    token_id: int
+    logprobs: Logprobs | None = None
+
+
+class FailureKind(Enum):
+    """Why a slice gave no token."""
+
+    BAD_OUTPUT = "bad_output"
+    OUT_OF_MEMORY = "out_of_memory"
+    INTERNAL = "internal"
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """This sequence can't go on; its neighbours in the step can."""
+
+    key: SequenceKey
+    kind: FailureKind
+    message: str
+
+
+class Engine(Protocol):
+    """Computes steps. Called from one thread, the engine thread, except `info`, which is fixed."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    def open(self, key: SequenceKey, spec: SamplingSpec, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> None:
+        """Takes up a sequence; `output_ids` is its output so far (a continuation or a recompute), counted by penalties."""
+
+    def step(self, slices: Sequence[Slice]) -> list[Sampled | Failed]:
+        """Runs one forward pass over all slices; answers for every slice with `samples`, and for every one that failed.
+
+        Raises only when the whole step failed and no single sequence can be blamed.
+        """
+
+    def close(self, key: SequenceKey) -> None:
+        """Forgets a sequence. Its blocks are the caller's to give away."""
