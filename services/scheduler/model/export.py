@@ -75,7 +75,7 @@ def export(gguf_path: Path, out: Path, *, dtype: str = "fp32", report: Report = 
     try:
         _write(GgufFile(gguf_path), fresh, dtype, report)
         _write_json(fresh / _STAMP, stamp)
-        fresh.chmod(0o755)
+        _make_readable(fresh)
         _put_in_place(fresh, out)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
@@ -142,6 +142,13 @@ def _counted(weights: Weights, total: int, report: Report) -> Weights:
         report(f"\rexporting {100 * done // total:3d} % {name:<56}")
         yield name, values
     report("\r" + " " * 76 + "\r")
+
+
+def _make_readable(folder: Path) -> None:
+    """Gives the usual modes: temporary folders and safetensors files are made for their owner alone."""
+    folder.chmod(0o755)
+    for path in folder.iterdir():
+        path.chmod(0o644)
 
 
 def _put_in_place(fresh: Path, out: Path) -> None:
