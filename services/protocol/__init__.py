@@ -1,0 +1,1 @@
+"""What the services share about requests: their types, how they are read and written, logs and cursors, hello."""

@@ -1,0 +1,87 @@
+"""The loop that sends a batched stream: wait for news, take all of it in one message, write, and say so when there is none."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+Message = TypeVar("Message")
+
+HEARTBEAT_S = 0.5
+"""Silence after which a sender shows that it lives."""
+
+SUSPECT_S = 2.0
+"""Silence after which a receiver gives a hop up."""
+
+MAX_BATCH_BYTES = 1 << 20
+"""About how large one message may grow; more is sent in the next one."""
+
+
+class Wakeup:
+    """Lets one task wait for news with a bound, at the cost of a future and a timer."""
+
+    __slots__ = ("_loop", "_news", "_waiter")
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._news = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def set(self) -> None:
+        """There is news. Only from the loop's own thread."""
+        self._news = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def wait(self, timeout_s: float | None = None) -> bool:
+        """True when there was or came news, which is then taken; False after the timeout."""
+        if not self._news:
+            self._waiter = self._loop.create_future()
+            timer = self._loop.call_later(timeout_s, _wake, self._waiter) if timeout_s is not None else None
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+                if timer is not None:
+                    timer.cancel()
+        news, self._news = self._news, False
+        return news
+
+
+class Sender(Generic[Message]):
+    """One reader's side of a batched stream.
+
+    `take` gives the next message with everything beyond the reader's cursors, or None when there is nothing; `heartbeat`
+    makes an empty one. Whatever comes while a message is being written is merged into the next: flow control of the
+    transport is the only brake, and only on this reader.
+    """
+
+    __slots__ = ("_heartbeat", "_heartbeat_s", "_take", "_wakeup")
+
+    def __init__(
+        self, take: Callable[[], Message | None], heartbeat: Callable[[], Message], *, heartbeat_s: float = HEARTBEAT_S
+    ) -> None:
+        self._take = take
+        self._heartbeat = heartbeat
+        self._heartbeat_s = heartbeat_s
+        self._wakeup = Wakeup()
+
+    def wake(self) -> None:
+        """There is something to take. Only from the loop's own thread."""
+        self._wakeup.set()
+
+    async def run(self, write: Callable[[Message], Awaitable[None]]) -> None:
+        """Sends until cancelled."""
+        while True:
+            message = self._take()
+            if message is None:
+                if await self._wakeup.wait(self._heartbeat_s):
+                    continue
+                message = self._heartbeat()
+            await write(message)
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
