@@ -1,4 +1,4 @@
-"""Turns a GGUF file, once, into the directory that every service loads: tokenizer, configuration, chat template, weights.
+"""Turns a GGUF file, once, into the directory that all services load: tokenizer, configuration, template, weights.
 
     python -m services.scheduler.model.export --out build/model/smollm2-135m-instruct [--gguf PATH] [--dtype fp32]
 
@@ -40,7 +40,7 @@ Report = Callable[[str], None]
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the export from a command line; 0 when the directory is there, 1 with one line on stderr when it can't be."""
+    """Runs the export from a command line; 0 when the directory is there, 1 with a line on stderr when it can't be."""
     parser = argparse.ArgumentParser(prog="services.scheduler.model.export", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="the directory to write")
     parser.add_argument("--gguf", type=Path, help=f"the model; default: the file in the package {EMBEDDED_PACKAGE}")
@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         export(options.gguf or embedded_gguf(), options.out, dtype=options.dtype, report=_progress_line)
     except (UnsupportedModelError, OSError) as error:
-        print(f"export: {error}", file=sys.stderr)
+        sys.stderr.write(f"export: {error}\n")
         return 1
     return 0
 
@@ -65,7 +65,10 @@ def embedded_gguf() -> Path:
 
 
 def export(gguf_path: Path, out: Path, *, dtype: str = "fp32", report: Report = lambda line: None) -> bool:
-    """Writes the directory `out`; False when it was up to date. Raises UnsupportedModelError, and leaves `out` as it was."""
+    """Writes the directory `out`; False when it was up to date.
+
+    Raises UnsupportedModelError or OSError, and leaves `out` as it was then.
+    """
     stamp = {"format": _FORMAT, "source": gguf_path.name, "sha256": _sha256(gguf_path), "dtype": dtype}
     if _read_stamp(out) == stamp:
         report(f"{out} is up to date\n")
@@ -179,7 +182,8 @@ def _sha256(path: Path) -> str:
 def _progress_line(line: str) -> None:
     if line.startswith("\r") and not sys.stderr.isatty():
         return  # a log keeps whole lines only
-    print(line, end="", file=sys.stderr, flush=True)
+    sys.stderr.write(line)
+    sys.stderr.flush()
 
 
 if __name__ == "__main__":

@@ -43,7 +43,9 @@ class GgufFile:
         self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
         architecture = self.get("general.architecture")
         if architecture != "llama":
-            raise UnsupportedModelError(f"{path.name}: general.architecture is {architecture!r}; only 'llama' is supported")
+            raise UnsupportedModelError(
+                f"{path.name}: general.architecture is {architecture!r}, only 'llama' is supported"
+            )
 
     def get(self, key: str, default: Any = None) -> Any:
         """The metadata value under `key` as a Python value, or `default`."""
@@ -68,7 +70,7 @@ class GgufFile:
         hidden = int(self.require("llama.embedding_length"))
         head_dim = int(self.get("llama.attention.key_length", hidden // heads))
         if int(self.get("llama.rope.dimension_count", head_dim)) != head_dim:
-            raise UnsupportedModelError("llama.rope.dimension_count differs from the head size; partial RoPE isn't supported")
+            raise UnsupportedModelError("llama.rope.dimension_count isn't the head size; partial RoPE isn't supported")
         return {
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",

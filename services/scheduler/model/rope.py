@@ -45,9 +45,7 @@ def llama3_divisors(theta: float, head_dim: int, scaling: Mapping[str, Any]) -> 
     return 1.0 / ((1 - smooth) / factor + smooth)
 
 
-def _yarn(
-    theta: float, head_dim: int, scaling: Mapping[str, Any], max_positions: int
-) -> tuple[torch.Tensor, float]:
+def _yarn(theta: float, head_dim: int, scaling: Mapping[str, Any], max_positions: int) -> tuple[torch.Tensor, float]:
     original = int(scaling.get("original_max_position_embeddings") or max_positions)
     factor = float(scaling["factor"])
     fast = _pair_with_turns(float(scaling.get("beta_fast") or 32.0), theta, head_dim, original)
