@@ -1,0 +1,32 @@
+"""Where time comes from: a real clock in production, a virtual one in simulations."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Tells the time; whoever needs it is given one."""
+
+    def now(self) -> float:
+        """Seconds since some fixed moment; never goes back. For deadlines and durations."""
+        ...
+
+    def unix_ms(self) -> int:
+        """Milliseconds since 1970 UTC; may jump when the machine's clock is set. For people and other machines."""
+        ...
+
+
+class SystemClock:
+    """The machine's own clocks."""
+
+    __slots__ = ()
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+        return time.monotonic()
+
+    def unix_ms(self) -> int:
+        """Wall-clock milliseconds since 1970 UTC."""
+        return time.time_ns() // 1_000_000
