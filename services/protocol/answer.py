@@ -1,7 +1,7 @@
 """The log of one request's answer, and the cursors of those who read it.
 
-Whoever stands between the detokenizer and a caller keeps an `AnswerLog` per request: per choice an append-only log of ids
-and text. A reader is an `AnswerCursor`; what it takes is everything beyond it, merged. So a slow reader, a resumed
+Whoever stands between the detokenizer and a caller keeps an `AnswerLog` per request: per choice an append-only log of
+ids and text. A reader is an `AnswerCursor`; what it takes is everything beyond it, merged. So a slow reader, a resumed
 one and a second one need nothing of their own. Memory is bounded by the output limit a request was admitted with.
 """
 
@@ -100,7 +100,8 @@ class AnswerLog:
 
     def complete(self, usage: Usage) -> None:
         """Ends the request; all its choices must have ended."""
-        assert self.all_finished and self.usage is None
+        assert self.all_finished
+        assert self.usage is None
         self.usage = usage
 
 
@@ -112,8 +113,10 @@ class AnswerCursor:
 
     __slots__ = ("_choices", "_completed", "_log", "_whole")
 
-    def __init__(self, log: AnswerLog, *, whole: bool = False, offsets: Mapping[int, tuple[int, int]] | None = None):
-        """`offsets`: choice → (token_offset, text_offset) that the reader already has. Raises ValueError beyond the log."""
+    def __init__(
+        self, log: AnswerLog, *, whole: bool = False, offsets: Mapping[int, tuple[int, int]] | None = None
+    ) -> None:
+        """`offsets`: choice → (token_offset, text_offset) that the reader has. Raises ValueError beyond the log."""
         self._log = log
         self._whole = whole
         self._completed = False

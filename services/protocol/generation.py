@@ -8,7 +8,7 @@ end told back in one place, whether the caller had it or left.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import grpc.aio
 
@@ -61,17 +61,23 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self._requests = requests
         self._tenant_of = tenant_of
 
-    async def Generate(self, request: generation_pb2.GenerateRequest, context: Context) -> None:
+    async def Generate(  # type: ignore[override]  # written with context.write, so that `finally` always runs
+        self, request: generation_pb2.GenerateRequest, context: Context
+    ) -> None:
         """Continues a prompt."""
         async with answering(context):
             await self._open(request, context)
 
-    async def Chat(self, request: generation_pb2.ChatRequest, context: Context) -> None:
+    async def Chat(  # type: ignore[override]  # written with context.write, so that `finally` always runs
+        self, request: generation_pb2.ChatRequest, context: Context
+    ) -> None:
         """Answers a conversation."""
         async with answering(context):
             await self._open(request, context)
 
-    async def Resume(self, request: generation_pb2.ResumeRequest, context: Context) -> None:
+    async def Resume(  # type: ignore[override]  # written with context.write, so that `finally` always runs
+        self, request: generation_pb2.ResumeRequest, context: Context
+    ) -> None:
         """Takes up a stream again."""
         async with answering(context):
             await _stream(await self._requests.resume(request, tenant=self._tenant_of(context)), context)
@@ -84,7 +90,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                 tenant=self._tenant_of(context),
                 wait_until_released=request.wait_until_released,
             )
-        return generation_pb2.AbortResponse(outcome=generation_pb2.AbortOutcome.ValueType(outcome.value))
+        return generation_pb2.AbortResponse(outcome=cast(generation_pb2.AbortOutcome, outcome.value))
 
     async def Tokenize(
         self, request: generation_pb2.TokenizeRequest, context: Context
@@ -113,7 +119,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 
 
 async def _stream(answer: Answer, context: Context) -> None:
-    """Writes an answer to its caller. A cancelled call (the caller left) passes through `finally` like every other end."""
+    """Writes an answer to its caller. A cancelled call (the caller left) passes `finally` like every other end."""
     delivered = False
     try:
         await context.write(event_to_wire(answer.started))

@@ -44,7 +44,8 @@ def mismatch(ours: Hello, theirs: Hello) -> str | None:
     if ours.model_id and theirs.model_id and ours.model_id != theirs.model_id:
         return f"it serves model {theirs.model_id!r}, not {ours.model_id!r}"
     if ours.tokenizer_digest and theirs.tokenizer_digest and ours.tokenizer_digest != theirs.tokenizer_digest:
-        return f"its tokenizer.json ({theirs.tokenizer_digest.hex()[:12]}) is not ours ({ours.tokenizer_digest.hex()[:12]})"
+        theirs_short, ours_short = theirs.tokenizer_digest.hex()[:12], ours.tokenizer_digest.hex()[:12]
+        return f"its tokenizer.json ({theirs_short}) is not ours ({ours_short})"
     return None
 
 

@@ -48,7 +48,9 @@ class RequestView:
 class InspectionServicer(admin_pb2_grpc.InspectionServiceServicer):
     """InspectionService over a function that walks what the process remembers, oldest first."""
 
-    def __init__(self, hello: Callable[[], Hello], views: Callable[[], Iterable[RequestView]], total: Callable[[], int]):
+    def __init__(
+        self, hello: Callable[[], Hello], views: Callable[[], Iterable[RequestView]], total: Callable[[], int]
+    ) -> None:
         self._hello = hello
         self._views = views
         self._total = total

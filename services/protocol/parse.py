@@ -1,4 +1,4 @@
-"""Reads a request from the wire and refuses it, naming the field, unless it can be served: one act, before anything is kept."""
+"""Reads a request from the wire and refuses it, naming the field, unless it can be served."""
 
 from __future__ import annotations
 
@@ -68,9 +68,7 @@ def parse_ids(ids: Iterable[int], field: str, vocab_size: int) -> tuple[int, ...
 def parse_text_options(pb: common_pb2.TextOptions) -> TextOptions:
     """How ids become text; nothing in it can be wrong."""
     skip = pb.skip_special_tokens if pb.HasField("skip_special_tokens") else True
-    return TextOptions(
-        skip_special_tokens=skip, spaces_between_special_tokens=pb.spaces_between_special_tokens
-    )
+    return TextOptions(skip_special_tokens=skip, spaces_between_special_tokens=pb.spaces_between_special_tokens)
 
 
 def _check_model(model: str, card: ModelCard) -> None:
@@ -92,9 +90,7 @@ def _generate_prompt(pb: generation_pb2.GenerateRequest, card: ModelCard) -> Pro
             raise InvalidRequest("prompt", "one of text and token_ids is needed")
 
 
-def _parse(
-    request_id: str, prompt: Prompt, options: generation_pb2.GenerationOptions, card: ModelCard
-) -> ValidRequest:
+def _parse(request_id: str, prompt: Prompt, options: generation_pb2.GenerationOptions, card: ModelCard) -> ValidRequest:
     if request_id and not _REQUEST_ID.fullmatch(request_id):
         raise InvalidRequest("request_id", "must be at most 128 of A-Z a-z 0-9 . _ : -")
     return ValidRequest(
@@ -119,7 +115,7 @@ def _parse_sampling(pb: common_pb2.SamplingParams, card: ModelCard) -> Sampling:
     at = "options.sampling."
 
     def number(name: str, default: float, low: float, high: float, *, above_low: bool = False) -> float:
-        if not pb.HasField(name):  # type: ignore[arg-type]  # the stub wants a literal
+        if not pb.HasField(name):
             return default
         return _float_in(at + name, getattr(pb, name), low, high, above_low=above_low)
 

@@ -1,4 +1,4 @@
-"""The loop that sends a batched stream: wait for news, take all of it in one message, write, and say so when there is none."""
+"""The loop that sends a batched stream: wait for news, take all of it in one message, write it."""
 
 from __future__ import annotations
 

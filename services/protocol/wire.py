@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import assert_never
+from typing import assert_never, cast
 
 from services.protocol.events import (
     Completed,
@@ -144,7 +144,7 @@ def completed_from_wire(pb: generation_pb2.Completed) -> Completed:
 
 def reason_to_wire(reason: FinishReason) -> common_pb2.FinishReason:
     """A finish reason: the numbers are the same by definition."""
-    return common_pb2.FinishReason.ValueType(reason.value)
+    return cast(common_pb2.FinishReason, reason.value)
 
 
 def reason_from_wire(value: int) -> FinishReason:
@@ -187,7 +187,7 @@ def failure_to_wire(failure: Failure | None) -> common_pb2.Error | None:
     """An Error message."""
     if failure is None:
         return None
-    return common_pb2.Error(code=common_pb2.ErrorCode.ValueType(failure.code.value), message=failure.message)
+    return common_pb2.Error(code=cast(common_pb2.ErrorCode, failure.code.value), message=failure.message)
 
 
 def failure_from_wire(pb: common_pb2.Error) -> Failure:
