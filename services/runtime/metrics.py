@@ -1,0 +1,220 @@
+"""Every metric of every process, declared once: name, unit, labels, and what it counts.
+
+One class per service, bound to a registry given to it, so that several processes' metrics can live in one test. An
+attribute is the metric's name without `tailrace_<service>_`. The values that a label can take are listed here and stand
+at 0 from the start, so that rates and sums are right from the first event on.
+
+On hot paths keep children (`metrics.requests_total.labels("STOP")`) and count per batch (`inc(n)`), not per token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import product
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    GCCollector,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    start_http_server,
+)
+
+from services.runtime import __version__
+from services.runtime.phase import Phase
+
+FINISH_REASONS = ("STOP", "LENGTH", "ABORTED", "DEADLINE", "ERROR")
+CALLER_PHASES = ("OPEN", "FINISHED", "DETACHED", "GONE")
+ENGINE_PHASES = ("SUBMITTING", "RUNNING", "ENDED", "RELEASING")
+TRANSPORTS = ("grpc", "http")
+OUTCOMES = ("completed", "refused", "cancelled", "failed")
+STEP_KINDS = ("prefill", "decode", "mixed")
+
+# Upper bounds in seconds. Fine where people feel a difference, coarse beyond.
+_TO_FIRST_TOKEN = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
+_BETWEEN_TOKENS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2.5, 5, 10, 40)
+_END_TO_END = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
+_IN_QUEUE = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 240, 480, 960)
+_STEP = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_RELEASE = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_LAG = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+_BATCH_SIZE = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+def new_registry() -> CollectorRegistry:
+    """A registry for one process, holding what Prometheus tells of every process: CPU, memory, descriptors, collections."""
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    GCCollector(registry=registry)
+    return registry
+
+
+def serve(registry: CollectorRegistry, *, host: str, port: int) -> tuple[int, Callable[[], None]]:
+    """Serves /metrics from a thread of its own, so that a blocked event loop is still seen.
+
+    Returns the bound port and what closes it. Raises OSError when the port is taken.
+    """
+    server, thread = start_http_server(port, addr=host, registry=registry)
+
+    def close() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+    return server.server_port, close
+
+
+class RuntimeMetrics:
+    """What every process tells of itself; `tailrace_` with no service, which is a label of the build."""
+
+    def __init__(self, registry: CollectorRegistry, *, service: str) -> None:
+        self.build_info = Gauge(
+            "tailrace_build_info", "Always 1; says what runs.", ["version", "service"], registry=registry
+        )
+        self.build_info.labels(__version__, service).set(1)
+        self.phase = Gauge("tailrace_phase", "1 for the phase the process is in.", ["phase"], registry=registry)
+        _each(self.phase, [phase.value for phase in Phase])
+        self.ready = Gauge("tailrace_ready", "1 while new work is taken.", registry=registry)
+        self.event_loop_lag_seconds = Histogram(
+            "tailrace_event_loop_lag_seconds",
+            "How late the event loop woke a task that slept.",
+            buckets=_LAG,
+            registry=registry,
+        )
+
+    def set_phase(self, current: Phase) -> None:
+        """1 for this phase, 0 for the others."""
+        for phase in Phase:
+            self.phase.labels(phase.value).set(phase is current)
+
+
+class GatewayMetrics:
+    """The front door: callers and what is written to them."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        name = "tailrace_gateway_"
+        self.requests_total = Counter(
+            name + "requests_total",
+            "Requests that ended: completed, refused before acceptance, cancelled by the caller, or failed after it.",
+            ["transport", "outcome"],
+            registry=registry,
+        )
+        self.open_streams = Gauge(
+            name + "open_streams", "Answers being written to callers.", ["transport"], registry=registry
+        )
+        self.output_tokens_total = Counter(
+            name + "output_tokens_total", "Tokens written to callers.", ["transport"], registry=registry
+        )
+        self.write_batches_total = Counter(
+            name + "write_batches_total",
+            "Writes to callers' transports, each of one or more deltas.",
+            ["transport"],
+            registry=registry,
+        )
+        _each(self.requests_total, TRANSPORTS, OUTCOMES)
+        for metric in (self.open_streams, self.output_tokens_total, self.write_batches_total):
+            _each(metric, TRANSPORTS)
+
+
+class TokenizerMetrics:
+    """The ledger and the path of every answer; accepted_total is the sum of requests_total and what is open."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        name = "tailrace_tokenizer_"
+
+        def counter(metric: str, help: str, *labels: str) -> Counter:
+            return Counter(name + metric, help, labels, registry=registry)
+
+        def gauge(metric: str, help: str, *labels: str) -> Gauge:
+            return Gauge(name + metric, help, labels, registry=registry)
+
+        def histogram(metric: str, help: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(name + metric, help, buckets=buckets, registry=registry)
+
+        self.accepted_total = counter("accepted_total", "Requests entered in the ledger.")
+        self.requests_total = counter("requests_total", "Requests that ended, by finish reason.", "reason")
+        self.open_requests = gauge("open_requests", "Requests in the ledger, by the caller's phase.", "phase")
+        self.open_attempts = gauge("open_attempts", "Attempts in the ledger, by the engine's phase.", "phase")
+        self.prompt_tokens_total = counter("prompt_tokens_total", "Tokens of accepted prompts.")
+        self.output_tokens_total = counter("output_tokens_total", "Tokens that arrived for open requests.")
+        self.merged_deltas_total = counter("merged_deltas_total", "Deltas sent together because a reader was slow.")
+        self.duplicates_dropped_total = counter(
+            "duplicates_dropped_total", "Tokens received again, compared, found equal and dropped."
+        )
+        self.integrity_errors_total = counter(
+            "integrity_errors_total", "Requests ended because what was received twice differed."
+        )
+        self.routes_ready = gauge("routes_ready", "Routes over which tokens can come.")
+        self.route_opens_total = counter("route_opens_total", "Routes opened or moved.")
+        self.time_to_first_token_seconds = histogram(
+            "time_to_first_token_seconds", "From acceptance to the first token.", _TO_FIRST_TOKEN
+        )
+        self.inter_token_latency_seconds = histogram(
+            "inter_token_latency_seconds", "Between two deltas of one choice, per token.", _BETWEEN_TOKENS
+        )
+        self.end_to_end_seconds = histogram("end_to_end_seconds", "From acceptance to the end.", _END_TO_END)
+        self.finish_to_release_seconds = histogram(
+            "finish_to_release_seconds", "From the caller's end to nothing being remembered.", _RELEASE
+        )
+        _each(self.requests_total, FINISH_REASONS)
+        _each(self.open_requests, CALLER_PHASES)
+        _each(self.open_attempts, ENGINE_PHASES)
+
+
+class DetokenizerMetrics:
+    """The pipe from ids to text."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        name = "tailrace_detokenizer_"
+        self.open_routes = Gauge(name + "open_routes", "Calls being served.", registry=registry)
+        self.open_sequences = Gauge(name + "open_sequences", "Sequences with state here.", registry=registry)
+        self.output_tokens_total = Counter(name + "output_tokens_total", "Tokens turned into text.", registry=registry)
+        self.stop_matches_total = Counter(
+            name + "stop_matches_total", "Sequences ended by a stop string.", registry=registry
+        )
+
+
+class SchedulerMetrics:
+    """Queue, batches and KV memory; accepted_total is the sum of ended_total and what waits or runs."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        name = "tailrace_scheduler_"
+
+        def counter(metric: str, help: str, *labels: str) -> Counter:
+            return Counter(name + metric, help, labels, registry=registry)
+
+        def gauge(metric: str, help: str) -> Gauge:
+            return Gauge(name + metric, help, registry=registry)
+
+        self.waiting = gauge("waiting", "Sequences in the queue.")
+        self.running = gauge("running", "Sequences in the batch.")
+        self.blocks_free = gauge("blocks_free", "KV blocks that hold nothing.")
+        self.blocks_cached = gauge("blocks_cached", "KV blocks that only the prefix cache holds.")
+        self.blocks_capacity = gauge("blocks_capacity", "All KV blocks.")
+        self.log_sequences = gauge("log_sequences", "Sequences whose ids are kept for replay.")
+        self.tombstones = gauge("tombstones", "Attempts that a late Submit would be refused for.")
+        self.accepted_total = counter("accepted_total", "Sequences accepted.")
+        self.refused_total = counter("refused_total", "Submits refused, by the error's reason.", "reason")
+        self.ended_total = counter("ended_total", "Sequences that ended, by finish reason.", "reason")
+        self.prompt_tokens_total = counter("prompt_tokens_total", "Prompt tokens computed or reused.")
+        self.output_tokens_total = counter("output_tokens_total", "Tokens generated.")
+        self.integrity_failures_total = counter("integrity_failures_total", "Failed checks of the block accounting.")
+        self.step_seconds = Histogram(
+            name + "step_seconds", "One forward pass with its sampling.", ["kind"], buckets=_STEP, registry=registry
+        )
+        self.batch_size = Histogram(
+            name + "batch_size", "Sequences in a step.", buckets=_BATCH_SIZE, registry=registry
+        )
+        self.queue_seconds = Histogram(
+            name + "queue_seconds", "From acceptance to the first step.", buckets=_IN_QUEUE, registry=registry
+        )
+        _each(self.ended_total, FINISH_REASONS)
+        _each(self.step_seconds, STEP_KINDS)
+
+
+def _each(metric: Counter | Gauge | Histogram, *values: Iterable[str]) -> None:
+    """Makes the child of every combination of label values, so that each is there, at 0, from the start."""
+    for combination in product(*values):
+        metric.labels(*combination)
