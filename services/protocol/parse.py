@@ -34,7 +34,7 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 def parse_generate(pb: generation_pb2.GenerateRequest, card: ModelCard) -> ValidRequest:
-    """A Generate as a ValidRequest. Raises InvalidRequest with the proto path of the field, or NotFound for the model."""
+    """A Generate as a ValidRequest. Raises InvalidRequest with the field's proto path, or NotFound for the model."""
     _check_model(pb.model, card)
     return _parse(pb.request_id, _generate_prompt(pb, card), pb.options, card)
 

@@ -52,9 +52,9 @@ class Wakeup:
 class Sender(Generic[Message]):
     """One reader's side of a batched stream.
 
-    `take` gives the next message with everything beyond the reader's cursors, or None when there is nothing; `heartbeat`
-    makes an empty one. Whatever comes while a message is being written is merged into the next: flow control of the
-    transport is the only brake, and only on this reader.
+    `take` gives the next message with everything beyond the reader's cursors, or None when there is nothing;
+    `heartbeat` makes an empty one. Whatever comes while a message is being written is merged into the next: flow
+    control of the transport is the only brake, and only on this reader.
     """
 
     __slots__ = ("_heartbeat", "_heartbeat_s", "_take", "_wakeup")
