@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 from google.protobuf.message import Message as ProtoMessage
 
 from tailrace.client.errors import InvalidRequest
-from tailrace.v1 import generation_pb2
+from tailrace.v1 import common_pb2, generation_pb2
 
 Message = Mapping[str, str]
 """A turn of a conversation: {"role": "user", "content": "…"}."""
@@ -45,8 +45,13 @@ class Options(TypedDict, total=False):
 
 _SECTION_OF = {
     field.name: section
-    for section in ("sampling", "stopping", "text", "output")
-    for field in generation_pb2.GenerationOptions.DESCRIPTOR.fields_by_name[section].message_type.fields
+    for section, message in (
+        ("sampling", common_pb2.SamplingParams),
+        ("stopping", common_pb2.StopConditions),
+        ("text", common_pb2.TextOptions),
+        ("output", generation_pb2.OutputOptions),
+    )
+    for field in message.DESCRIPTOR.fields
 }
 _KNOWN = frozenset(Options.__annotations__)
 
