@@ -9,18 +9,10 @@ On hot paths keep children (`metrics.requests_total.labels("STOP")`) and count p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import product
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    GCCollector,
-    Gauge,
-    Histogram,
-    ProcessCollector,
-    start_http_server,
-)
+from prometheus_client import CollectorRegistry, Counter, GCCollector, Gauge, Histogram, ProcessCollector
 
 from services.runtime import __version__
 from services.runtime.phase import Phase
@@ -49,21 +41,6 @@ def new_registry() -> CollectorRegistry:
     ProcessCollector(registry=registry)
     GCCollector(registry=registry)
     return registry
-
-
-def serve(registry: CollectorRegistry, *, host: str, port: int) -> tuple[int, Callable[[], None]]:
-    """Serves /metrics from a thread of its own, so that a blocked event loop is still seen.
-
-    Returns the bound port and what closes it. Raises OSError when the port is taken.
-    """
-    server, thread = start_http_server(port, addr=host, registry=registry)
-
-    def close() -> None:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-    return server.server_port, close
 
 
 class RuntimeMetrics:

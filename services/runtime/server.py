@@ -50,7 +50,7 @@ class GrpcServer:
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.server)
 
     async def start(self, service_names: Sequence[str] = ()) -> int:
-        """Opens the port and returns its number; `service_names` (full) are reflected, and NOT_SERVING until told otherwise.
+        """Opens the port and returns its number; `service_names` (full) are reflected, and NOT_SERVING at first.
 
         Raises PortUnavailable.
         """
@@ -62,7 +62,7 @@ class GrpcServer:
         return port
 
     async def stop(self, grace_s: float) -> None:
-        """Refuses new calls, lets open ones end for `grace_s` seconds, then cancels them; health says NOT_SERVING first."""
+        """Says NOT_SERVING, refuses new calls, lets open ones end for `grace_s` seconds, then cancels them."""
         self.health.set_all(False)
         await self.server.stop(grace_s)
 

@@ -1,0 +1,360 @@
+"""The life of a process: open the ports, serve, drain within a bound, close, stop.
+
+A service gives `run` something that makes its App. The order of the end is fixed: `drain` (bounded) while everything
+still runs; then `serve` is cancelled; then `close` ends what is left with an event; then the ports let open calls
+flush for a moment and close, the public one first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, NoReturn, Protocol, TypeVar
+
+import grpc
+import uvloop
+from prometheus_client import CollectorRegistry
+
+from services.runtime import __version__, log, metrics, metrics_server
+from services.runtime.clock import Clock, SystemClock
+from services.runtime.config import ConfigError, ProcessConfig, load
+from services.runtime.health import Health
+from services.runtime.metrics import RuntimeMetrics
+from services.runtime.parent import die_with_parent
+from services.runtime.phase import Phase, PhaseEvent, next_phase
+from services.runtime.server import GrpcServer, PortUnavailable
+
+EXIT_CLEAN, EXIT_CRASH, EXIT_BAD_CONFIG = 0, 1, 2
+
+CLOSE_TIMEOUT_S = 5.0  # of App.close
+FLUSH_TIMEOUT_S = 2.0  # for calls whose last event was just written
+LAG_INTERVAL_S = 0.1
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class App(Protocol):
+    """What a service is to its process."""
+
+    def add_to(self, server: grpc.aio.Server) -> Sequence[str]:
+        """Adds the public servicers; returns their full service names, for health and reflection."""
+        ...
+
+    def add_to_admin(self, server: grpc.aio.Server) -> Sequence[str]:
+        """The same for the operators' port."""
+        ...
+
+    async def serve(self) -> None:
+        """Owns every background task and runs until it is cancelled; loads what takes long, then says `set_ready`.
+
+        An exception, or a return before draining, ends the process with exit 1.
+        """
+        ...
+
+    def open_requests(self) -> int:
+        """How many are open; 0 when draining has nothing to wait for."""
+        ...
+
+    async def drain(self) -> None:
+        """Called once: refuses new requests and returns when none is open. Cancelled at the bound."""
+        ...
+
+    async def close(self) -> None:
+        """Called once, after `serve` was cancelled: ends what is left with an event and releases resources."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """The ports that a process got, also where 0 was asked for."""
+
+    public: int
+    admin: int
+    metrics: int
+
+
+class Runtime:
+    """What a process gives to its App: who it is, the time, logs, metrics, and a say in its own readiness and end."""
+
+    def __init__(
+        self,
+        service: str,
+        config: ProcessConfig,
+        *,
+        clock: Clock | None = None,
+        registry: CollectorRegistry | None = None,
+    ) -> None:
+        self.name = config.name or service
+        self.service = service
+        self.config = config
+        self.clock = clock or SystemClock()
+        self.epoch = secrets.randbits(64) or 1  # 0 means "none" in the contracts
+        self.log = log.get_logger(service)
+        self.registry = registry or metrics.new_registry()
+        self.metrics = RuntimeMetrics(self.registry, service=service)
+        self.phase = Phase.STARTING
+        self.not_ready_why = "starting"
+        self.drain_timeout_s = config.drain_timeout_s
+        self._ready = False
+        self._health: Health | None = None
+        self._drain_requested = asyncio.Event()
+        self._publish()
+
+    @property
+    def ready(self) -> bool:
+        """Whether new work is taken; `not_ready_why` says why not."""
+        return self._ready and self.phase is Phase.SERVING
+
+    def set_ready(self, ready: bool, why: str = "") -> None:
+        """Tells whether this process can take work: health follows, and each change is logged once with its reason."""
+        if (ready, why) == (self._ready, self.not_ready_why):
+            return
+        self._ready, self.not_ready_why = ready, why
+        self._publish()
+        if ready:
+            self.log.info("ready")
+        else:
+            self.log.warning("not ready", why=why)
+
+    def request_drain(self, timeout_s: float | None = None) -> None:
+        """Starts the end of this process, as SIGTERM does; `timeout_s` replaces the configured bound."""
+        if timeout_s is not None and not self._drain_requested.is_set():
+            self.drain_timeout_s = timeout_s
+        self._drain_requested.set()
+
+    async def wait_drain_requested(self) -> None:
+        """Returns once the end was asked for."""
+        await self._drain_requested.wait()
+
+    def _attach(self, health: Health) -> None:
+        self._health = health
+        self._publish()
+
+    def _advance(self, event: PhaseEvent) -> None:
+        self.phase = next_phase(self.phase, event)
+        self._publish()
+
+    def _stopped(self) -> None:
+        self._advance(PhaseEvent.STOP)
+        self.log.info("stopped")
+
+    def _publish(self) -> None:
+        self.metrics.set_phase(self.phase)
+        self.metrics.ready.set(self.ready)
+        if self._health is not None:
+            self._health.set_all(self.ready)
+
+
+MakeApp = Callable[[Runtime], App]
+C = TypeVar("C", bound=ProcessConfig)
+
+
+def main(name: str, cls: type[C], make_app: Callable[[Runtime, C], App], argv: Sequence[str] | None = None) -> int:
+    """A service's whole `__main__`: reads its configuration, then runs it; returns the exit code."""
+    try:
+        config = load(cls, prog=name, argv=sys.argv[1:] if argv is None else argv)
+    except ConfigError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return EXIT_BAD_CONFIG
+    return run(name, config, lambda runtime: make_app(runtime, config))
+
+
+def run(name: str, config: ProcessConfig, make_app: MakeApp) -> int:
+    """Runs a service until SIGTERM, SIGINT or a drain request, and returns its exit code: 0 clean, 1 crash, 2 bad config.
+
+    The first signal drains within `drain_timeout_s`, a second one stops at once.
+    """
+    log.configure(form=config.log_format, level=config.log_level)
+    if config.die_with_parent:
+        die_with_parent()
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_run_with_signals(name, config, make_app))
+    except SystemExit as early:
+        return EXIT_CLEAN if early.code is None else int(early.code)
+
+
+async def run_async(
+    name: str,
+    config: ProcessConfig,
+    make_app: MakeApp,
+    *,
+    stop: asyncio.Event,
+    stop_now: asyncio.Event | None = None,
+    on_ports: Callable[[Ports], object] | None = None,
+) -> int:
+    """The same inside a running loop, without signal handlers and with logs as they are.
+
+    `stop` is the first signal, `stop_now` the second; `on_ports` is told the bound ports once all are open.
+    """
+    runtime = Runtime(name, config)
+    try:
+        await _run(runtime, make_app, stop, stop_now or asyncio.Event(), on_ports)
+    except Exception as error:
+        return _exit_code_of(runtime, error)
+    return EXIT_CLEAN
+
+
+async def _run(
+    runtime: Runtime,
+    make_app: MakeApp,
+    stop: asyncio.Event,
+    stop_now: asyncio.Event,
+    on_ports: Callable[[Ports], object] | None,
+) -> None:
+    async with AsyncExitStack() as stack:
+        stack.callback(runtime._stopped)
+        app = make_app(runtime)
+        ports = await _open_ports(runtime, app, stack)
+        runtime._advance(PhaseEvent.STARTED)
+        runtime.log.info("started", name=runtime.name, version=__version__, pid=os.getpid(), host=runtime.config.host,
+                         port=ports.public, admin_port=ports.admin, metrics_port=ports.metrics)  # fmt: skip
+        if on_ports is not None:
+            on_ports(ports)
+        await _live(runtime, app, stop, stop_now)
+
+
+async def _open_ports(runtime: Runtime, app: App, stack: AsyncExitStack) -> Ports:
+    """Opens the three ports; `stack` closes what was opened, after the app: public, admin, metrics."""
+    config = runtime.config
+    metrics_port = _open_metrics(runtime, stack)
+    admin = GrpcServer(host=config.host, port=config.admin_port, name=f"{runtime.name} (admin)")
+    public = GrpcServer(host=config.host, port=config.port, name=runtime.name)
+    stack.push_async_callback(admin.stop, 0)
+    stack.push_async_callback(public.stop, FLUSH_TIMEOUT_S)
+    stack.push_async_callback(_close, runtime, app)
+    admin_port = await admin.start(app.add_to_admin(admin.server))
+    admin.health.set_all(True)  # on this port health means alive, on the public one ready
+    public_port = await public.start(app.add_to(public.server))
+    runtime._attach(public.health)
+    return Ports(public=public_port, admin=admin_port, metrics=metrics_port)
+
+
+def _open_metrics(runtime: Runtime, stack: AsyncExitStack) -> int:
+    config = runtime.config
+    try:
+        port, close = metrics_server.serve(runtime.registry, host=config.host, port=config.metrics_port)
+    except OSError as error:
+        where = f"{config.host}:{config.metrics_port}"
+        raise PortUnavailable(f"cannot listen on {where} for {runtime.name} (metrics): {error.strerror}") from error
+    stack.push_async_callback(asyncio.to_thread, close)
+    return port
+
+
+async def _live(runtime: Runtime, app: App, stop: asyncio.Event, stop_now: asyncio.Event) -> None:
+    """Serves until the end is asked for, then drains; a crash of `serve` cancels either and is raised in a group."""
+    async with asyncio.TaskGroup() as tasks:
+        serving = tasks.create_task(_serve(runtime, app), name="serve")
+        watching = tasks.create_task(_watch_lag(runtime), name="event loop lag")
+        await _first_of(stop.wait(), runtime.wait_drain_requested())
+        await _drain(runtime, app, stop_now)
+        serving.cancel()
+        watching.cancel()
+
+
+async def _serve(runtime: Runtime, app: App) -> None:
+    await app.serve()
+    if runtime.phase is Phase.SERVING:
+        raise RuntimeError("App.serve returned; it must run until it is cancelled")
+
+
+async def _drain(runtime: Runtime, app: App, stop_now: asyncio.Event) -> None:
+    runtime._advance(PhaseEvent.DRAIN)
+    bound_s = runtime.drain_timeout_s
+    runtime.log.info("draining", open_requests=app.open_requests(), timeout_s=bound_s)
+    await _first_of(app.drain(), stop_now.wait(), timeout_s=bound_s)
+    left = app.open_requests()
+    if left:
+        runtime.log.warning("stopping with open requests", open_requests=left, told_twice=stop_now.is_set())
+
+
+async def _close(runtime: Runtime, app: App) -> None:
+    """Closes the app within a bound; what it raises is logged, for it must not hide why the process ends."""
+    try:
+        async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            await app.close()
+    except Exception:
+        runtime.log.exception("could not close cleanly")
+
+
+async def _watch_lag(runtime: Runtime) -> None:
+    observe, now = runtime.metrics.event_loop_lag_seconds.observe, runtime.clock.now
+    while True:
+        due = now() + LAG_INTERVAL_S
+        await asyncio.sleep(LAG_INTERVAL_S)
+        observe(max(0.0, now() - due))
+
+
+async def _first_of(*awaitables: Coroutine[Any, Any, object], timeout_s: float | None = None) -> None:
+    """Returns when the first one ends (and raises what it raised) or the time is over; the others are cancelled."""
+    tasks = [asyncio.create_task(awaitable) for awaitable in awaitables]
+    try:
+        done, _ = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    for task in done:
+        task.result()
+
+
+def _exit_code_of(runtime: Runtime, error: Exception) -> int:
+    """Logs why the process ends, in one line where the operator can mend it, with a traceback where we must."""
+    cause: BaseException = error
+    while isinstance(cause, BaseExceptionGroup) and len(cause.exceptions) == 1:
+        cause = cause.exceptions[0]
+    if isinstance(cause, ConfigError):
+        runtime.log.error("bad configuration", why=str(cause))
+        return EXIT_BAD_CONFIG
+    if isinstance(cause, PortUnavailable):
+        runtime.log.error("cannot start", why=str(cause))
+    else:
+        runtime.log.exception("crashed")
+    return EXIT_CRASH
+
+
+async def _run_with_signals(name: str, config: ProcessConfig, make_app: MakeApp) -> int:
+    stop, stop_now = asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        if not stop.is_set():
+            _end_for_certain(config)
+        (stop_now if stop.is_set() else stop).set()
+
+    loop = asyncio.get_running_loop()
+    for number in STOP_SIGNALS:
+        loop.add_signal_handler(number, on_signal)
+    return await run_async(name, config, _interruptible(make_app), stop=stop, stop_now=stop_now)
+
+
+def _interruptible(make_app: MakeApp) -> MakeApp:
+    """The same, but a signal ends the process at once: loading a model blocks the loop, and nothing is open yet."""
+
+    def make(runtime: Runtime) -> App:
+        previous = {number: signal.signal(number, _exit_at_once) for number in STOP_SIGNALS}
+        try:
+            return make_app(runtime)
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    return make
+
+
+def _exit_at_once(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(EXIT_CLEAN)
+
+
+def _end_for_certain(config: ProcessConfig) -> None:
+    """A last resort against a blocked loop or a close that hangs: the process ends a little after its bound."""
+    bound_s = config.drain_timeout_s + CLOSE_TIMEOUT_S + 2 * FLUSH_TIMEOUT_S
+    timer = threading.Timer(bound_s, os._exit, (EXIT_CRASH,))
+    timer.daemon = True
+    timer.start()
