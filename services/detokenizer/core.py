@@ -1,0 +1,82 @@
+"""All sequences of one call: events of the token stream in, a batch of text out. No input or output, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ids
+
+from services.detokenizer.batch import SequenceEnd, SequenceStart, TextBatch
+from services.detokenizer.sequence import Logprobs, Sequence
+from services.detokenizer.state import Phase, ProtocolError
+from services.detokenizer.vocabulary import Vocabulary
+
+
+class Core:
+    """The state of one StreamText call; it can be rebuilt from the ids, and dies with the call.
+
+    What comes in is turned into text at once; what has become of it since the last `take` is merged into one batch.
+    Every method raises ProtocolError when the stream breaks its rules; the call must then end.
+    """
+
+    __slots__ = ("_attempts", "_batch", "_sequences", "_vocabulary")
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._sequences: dict[int, Sequence] = {}
+        self._attempts: dict[int, list[int]] = {}
+        self._batch = TextBatch()
+
+    def start(self, start: SequenceStart) -> None:
+        """A sequence begins."""
+        if start.sequence in self._sequences:
+            raise ProtocolError(f"sequence {start.sequence} begins twice")
+        self._sequences[start.sequence] = Sequence(self._vocabulary, start)
+        self._attempts.setdefault(start.attempt_id, []).append(start.sequence)
+        self._batch.starts.append(start)
+
+    def token(self, number: int, token_offset: int, token_id: int) -> None:
+        """One token of a sequence: `tokens` for the case that is nearly every one."""
+        sequence = self._sequences.get(number)
+        if sequence is None or sequence.received != token_offset:
+            raise self._misplaced(number, token_offset)
+        sequence.token(token_id, self._batch)
+
+    def tokens(self, number: int, token_offset: int, ids: Ids[int], logprobs: Ids[Logprobs] | None = None) -> None:
+        """More tokens of a sequence, the first at `token_offset`; `logprobs` has one entry per id."""
+        sequence = self._sequences.get(number)
+        if sequence is None or sequence.received != token_offset:
+            raise self._misplaced(number, token_offset)
+        if logprobs is not None and len(logprobs) != len(ids):
+            raise ProtocolError(f"sequence {number}: {len(logprobs)} logprobs for {len(ids)} ids")
+        sequence.tokens(ids, logprobs, self._batch)
+
+    def end(self, end: SequenceEnd) -> None:
+        """The engine ended a sequence. That is always passed on, whoever finished it."""
+        sequence = self._sequences.get(end.sequence)
+        if sequence is None:
+            raise self._misplaced(end.sequence, end.token_offset)
+        sequence.end(end, self._batch)
+        self._batch.engine_ends.append(end)
+
+    def released(self, attempt_id: int) -> None:
+        """The scheduler has forgotten an attempt; so does this."""
+        for number in self._attempts.pop(attempt_id, ()):
+            del self._sequences[number]
+        self._batch.released_attempt_ids.append(attempt_id)
+
+    def take(self) -> TextBatch | None:
+        """What is new since the last time; None when nothing is."""
+        if not self._batch:
+            return None
+        batch, self._batch = self._batch, TextBatch()
+        return batch
+
+    @property
+    def open_sequences(self) -> int:
+        """Sequences that haven't finished."""
+        return sum(sequence.phase is Phase.OPEN for sequence in self._sequences.values())
+
+    def _misplaced(self, number: int, token_offset: int) -> ProtocolError:
+        sequence = self._sequences.get(number)
+        if sequence is None:
+            return ProtocolError(f"sequence {number} has not begun, or is released")
+        return ProtocolError(f"sequence {number}: a row at token {token_offset} after {sequence.received} tokens")

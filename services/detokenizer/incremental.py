@@ -1,0 +1,85 @@
+"""Ids of one sequence in, text out: a character leaves when it is whole, and is never taken back.
+
+The text of a sequence is the bytes of its shown tokens, joined and read as UTF-8; each maximal subpart of an ill-formed
+sequence becomes one U+FFFD (The Unicode Standard, section 3.9, "U+FFFD Substitution of Maximal Subparts"). Reading is
+incremental, so that neither the work per token nor the memory depends on what came before: at most three bytes wait.
+"""
+
+from __future__ import annotations
+
+from codecs import utf_8_decode
+
+from services.detokenizer.plan import TextPlan
+from services.detokenizer.vocabulary import Vocabulary
+
+
+class IncrementalDecoder:
+    """The text of one sequence, token by token.
+
+    `incomplete` are the bytes of a character that isn't whole yet. `hidden` is what the last token would have shown,
+    had special tokens been shown: it stands after the text that `push` returned. `settled` says that the next id, if
+    the vocabulary has it as plain, gives exactly its plain text: `push` is a look-up then, which a caller may do itself.
+    """
+
+    __slots__ = (
+        "_after_special",
+        "_plain",
+        "_skip",
+        "_spaces",
+        "_strip",
+        "_vocabulary",
+        "hidden",
+        "incomplete",
+        "settled",
+    )
+
+    def __init__(self, vocabulary: Vocabulary, plan: TextPlan) -> None:
+        self._vocabulary = vocabulary
+        self._plain = vocabulary.plain
+        self._skip = plan.skip_special_tokens
+        self._spaces = plan.spaces_between_special_tokens
+        self._strip = plan.begins_text and vocabulary.strips_first_space
+        self._after_special = False
+        self.incomplete = b""
+        self.hidden = ""
+        self.settled = not self._strip
+
+    def contribution(self, token_id: int) -> bytes:
+        """The bytes that the next token would add to the text. Raises UnknownTokenId."""
+        piece = self._vocabulary.bytes_of(token_id)
+        if token_id in self._vocabulary.special:
+            if self._skip:
+                return b""
+            return b" " + piece if self._after_special else piece
+        return piece[1:] if self._strip and piece.startswith(b" ") else piece
+
+    def push(self, token_id: int) -> str:
+        """The characters that this token completes. Raises UnknownTokenId, and then nothing has changed."""
+        if self.settled:
+            text = self._plain.get(token_id)
+            if text is not None:
+                return text
+        special = token_id in self._vocabulary.special
+        data = self.contribution(token_id)
+        if special and self._skip:
+            # A special token ends the character before it, shown or hidden, so that hiding only leaves text out.
+            text = self.finish()
+            self.hidden = self._vocabulary.pieces[token_id].decode(errors="replace")
+        else:
+            text = self._append(data)
+            self.hidden = ""
+            self._after_special = special and self._spaces
+            self._strip = self._strip and not self._vocabulary.pieces[token_id]
+        self.settled = not (self.incomplete or self.hidden or self._after_special or self._strip)
+        return text
+
+    def finish(self) -> str:
+        """The text of what is incomplete at the end: one U+FFFD, since it is the start of one character; or nothing."""
+        incomplete, self.incomplete = self.incomplete, b""
+        return "\ufffd" if incomplete else ""
+
+    def _append(self, data: bytes) -> str:
+        data = self.incomplete + data
+        text, used = utf_8_decode(data, "replace", False)
+        self.incomplete = data[used:]
+        return text

@@ -1,0 +1,245 @@
+"""One sequence on its way from ids to text: what may leave after each token, and how it ends.
+
+The law of delivery. Let e(j) be the length of the text after j tokens, in code points, and R how much of it has left
+after k tokens: e(k) without what is held back. Token j leaves with the text that it gave: as soon as e(j-1) < R, or,
+for one that gave none, as soon as all the text that it could belong to has left. So text never runs ahead of its ids,
+what has left after k tokens depends on these tokens and the plan alone, and nothing that left is ever taken back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ids
+from typing import NamedTuple
+
+from services.detokenizer.batch import SequenceEnd, SequenceStart, TextBatch, TextFinish
+from services.detokenizer.incremental import IncrementalDecoder
+from services.detokenizer.state import Happening, Phase, ProtocolError, after
+from services.detokenizer.stopper import Match, Stopper
+from services.detokenizer.vocabulary import UnknownTokenId, Vocabulary
+from services.protocol.events import (
+    EndOfText,
+    ErrorCode,
+    Failure,
+    FinishReason,
+    StopMatch,
+    StopText,
+    StopToken,
+    TokenInfo,
+    TopLogprob,
+)
+
+
+class Logprobs(NamedTuple):
+    """Natural logarithms of probabilities at one output position: the token's own, and the likeliest, best first."""
+
+    logprob: float
+    top_ids: Ids[int] = ()
+    top_logprobs: Ids[float] = ()
+
+
+class _Waiting(NamedTuple):
+    """A token that hasn't left: where its text starts, and where it ends at the least."""
+
+    token_id: int
+    start: int
+    end: int
+    shown: TokenInfo | None
+
+
+class _Candidate(NamedTuple):
+    """Where the text stood before a token at which the engine may have ended the sequence."""
+
+    text_end: int
+    incomplete: bool
+
+
+class Sequence:
+    """The state of one sequence: bounded by what is held back, whatever its length.
+
+    `received` counts the tokens that came, `text_end` the code points they gave.
+    """
+
+    __slots__ = (
+        "_candidate",
+        "_candidates",
+        "_careful",
+        "_decoder",
+        "_number",
+        "_plain",
+        "_plan",
+        "_quick",
+        "_stopper",
+        "_text_sent",
+        "_texts",
+        "_tokens_sent",
+        "_vocabulary",
+        "_waiting",
+        "phase",
+        "received",
+        "text_end",
+    )
+
+    def __init__(self, vocabulary: Vocabulary, start: SequenceStart) -> None:
+        plan = start.plan
+        self._number = start.sequence
+        self._plan = plan
+        self._vocabulary = vocabulary
+        self._plain = vocabulary.plain
+        self._decoder = IncrementalDecoder(vocabulary, plan)
+        self._stopper = Stopper(plan.stop)
+        self._candidates = frozenset() if plan.include_stop_in_output else plan.end_token_ids
+        self._candidate: _Candidate | None = None
+        self._waiting: list[_Waiting] = []
+        self._texts: list[str] = []  # what came since _text_sent
+        self._tokens_sent = self._text_sent = 0
+        self.phase = Phase.OPEN
+        self.received = 0
+        self.text_end = 0
+        self._careful = plan.token_info or any(token_id in vocabulary.plain for token_id in self._candidates)
+        self._quick = self._may_be_quick()
+
+    def token(self, token_id: int, batch: TextBatch) -> None:
+        """The next token, if it brings no logarithmic probabilities: the way that most tokens take."""
+        if self._quick:
+            text = self._plain.get(token_id)
+            if text is not None and self._stopper.first_characters.isdisjoint(text):
+                batch.add_token(self._number, self.received, token_id, self.text_end, text)
+                self.received += 1
+                self._tokens_sent = self.received
+                self.text_end = self._text_sent = self.text_end + len(text)
+                return
+        self.tokens((token_id,), None, batch)
+
+    def tokens(self, ids: Ids[int], logprobs: Ids[Logprobs] | None, batch: TextBatch) -> None:
+        """The next tokens. `logprobs`: one per id, or None. Raises ProtocolError after the engine's end."""
+        self.phase = after(self.phase, Happening.TOKENS)
+        if self.phase is not Phase.OPEN:
+            self.received += len(ids)
+            return
+        for place, token_id in enumerate(ids):
+            try:
+                match = self._take(token_id, logprobs[place] if logprobs else None)
+            except UnknownTokenId as error:
+                self._fail(error, batch)
+            else:
+                if match is not None:
+                    self._stop(match, batch)
+            if self.phase is not Phase.OPEN:
+                self.received += len(ids) - place - 1
+                return
+        self._send(self._released(), batch)
+        self._quick = not self._waiting and self._may_be_quick()
+
+    def end(self, end: SequenceEnd, batch: TextBatch) -> None:
+        """The engine's end: a finish, unless there has been one. Raises ProtocolError when tokens are missing."""
+        if end.token_offset != self.received:
+            raise ProtocolError(f"an end at token {end.token_offset} after {self.received} tokens")
+        finished = self.phase is not Phase.OPEN
+        self.phase = after(self.phase, Happening.END)
+        if finished:
+            return
+        if self._candidate is not None and isinstance(end.stop, StopToken | EndOfText):
+            self._leave_out(self._candidate)
+        else:
+            self._append(self._decoder.finish())
+        self._finish(batch, end.reason, stop=end.stop, error=end.error)
+
+    def _may_be_quick(self) -> bool:
+        """Whether a plain token that begins no stop needs no more than a look-up."""
+        return self._decoder.settled and self._stopper.idle and self._candidate is None and not self._careful
+
+    def _take(self, token_id: int, logprobs: Logprobs | None) -> Match | None:
+        """Takes one token in; the stop that it completed. Raises UnknownTokenId, and then nothing has changed."""
+        start, was_incomplete = self.text_end, bool(self._decoder.incomplete)
+        info = self._info(token_id, logprobs) if self._plan.token_info else None
+        text = self._decoder.push(token_id)
+        self.received += 1
+        self._append(text)
+        self._waiting.append(_Waiting(token_id, start, self.text_end + bool(self._decoder.incomplete), info))
+        effective = self.received >= self._plan.min_tokens
+        self._candidate = _Candidate(start, was_incomplete) if effective and token_id in self._candidates else None
+        return self._stopper.push(text, self._decoder.hidden, effective=effective)
+
+    def _append(self, text: str) -> None:
+        if text:
+            self._texts.append(text)
+            self.text_end += len(text)
+
+    def _released(self) -> int:
+        """How much of the text may leave now."""
+        released = self.text_end - self._stopper.held
+        return released if self._candidate is None else min(released, self._candidate.text_end)
+
+    def _send(self, released: int, batch: TextBatch) -> None:
+        """Lets the text up to `released` leave, and the tokens that go with it."""
+        count = 0
+        for token in self._waiting:
+            if token.start >= released and token.end > released:
+                break
+            count += 1
+        if count or released > self._text_sent:
+            self._send_row(count, released, batch)
+
+    def _send_row(self, count: int, released: int, batch: TextBatch) -> None:
+        text, length = "".join(self._texts), released - self._text_sent
+        tokens, self._waiting = self._waiting[:count], self._waiting[count:]
+        batch.add_row(
+            self._number,
+            self._tokens_sent,
+            [token.token_id for token in tokens],
+            self._text_sent,
+            text[:length],
+            [token.shown for token in tokens if token.shown is not None],
+        )
+        self._texts = [text[length:]] if length < len(text) else []
+        self._tokens_sent += count
+        self._text_sent = released
+
+    def _stop(self, match: Match, batch: TextBatch) -> None:
+        """A stop text was completed by the last token: the text ends before it, or with it."""
+        self.text_end -= match.end_back if self._plan.include_stop_in_output else match.start_back
+        self.phase = after(self.phase, Happening.CUT)
+        self._finish(batch, FinishReason.STOP, stop=StopText(match.stop))
+
+    def _fail(self, unknown: UnknownTokenId, batch: TextBatch) -> None:
+        """The model gave an id that doesn't exist: the sequence ends before it."""
+        self._append(self._decoder.finish())
+        self.phase = after(self.phase, Happening.CUT)
+        failure = Failure(ErrorCode.BAD_MODEL_OUTPUT, f"the model's output is broken: {unknown}")
+        self._finish(batch, FinishReason.ERROR, error=failure)
+        self.received += 1
+
+    def _leave_out(self, candidate: _Candidate) -> None:
+        """The last token was the end: its text goes, and a character that it would have completed is incomplete."""
+        kept = "".join(self._texts)[: candidate.text_end - self._text_sent]
+        self._texts = [kept + "\ufffd"] if candidate.incomplete else [kept]
+        self.text_end = candidate.text_end + candidate.incomplete
+
+    def _finish(
+        self, batch: TextBatch, reason: FinishReason, *, stop: StopMatch | None = None, error: Failure | None = None
+    ) -> None:
+        """Lets everything up to the end leave, and says how it ended. The phase is already the next one."""
+        if self._waiting or self.text_end > self._text_sent:
+            self._send_row(len(self._waiting), self.text_end, batch)
+        batch.finishes.append(
+            TextFinish(
+                sequence=self._number,
+                token_offset=self._tokens_sent,
+                text_offset=self.text_end,
+                reason=reason,
+                stop=stop,
+                error=error,
+            )
+        )
+        self._texts = []
+        self._quick = False
+
+    def _info(self, token_id: int, logprobs: Logprobs | None) -> TokenInfo:
+        shown = self._decoder.contribution(token_id)
+        if logprobs is None:
+            return TokenInfo(token_id, shown)
+        bytes_of = self._vocabulary.bytes_of
+        top = zip(logprobs.top_ids, logprobs.top_logprobs, strict=True)
+        return TokenInfo(
+            token_id, shown, logprobs.logprob, tuple(TopLogprob(other, value, bytes_of(other)) for other, value in top)
+        )
