@@ -1,3 +1,3 @@
-"""What every process stands on: configuration, phases, servers, channels, errors, clock, logs and metrics. It knows nothing of tokens."""
+"""What every process stands on, whatever its service: from configuration to the drain; knows nothing of tokens."""
 
 __version__ = "0.1.0"

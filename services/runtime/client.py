@@ -37,7 +37,7 @@ def connect(
     credentials: grpc.ChannelCredentials | None = None,
     options: Sequence[tuple[str, Any]] = (),
 ) -> grpc.aio.Channel:
-    """A channel to `host:port` (every address behind a DNS name, in turn); close it. Must be made inside a running loop.
+    """A channel to `host:port`, or to each address behind a DNS name in turn. Must be made inside a running loop.
 
     A unary call without a timeout gets DEFAULT_UNARY_TIMEOUT_S. Streams have none of their own: give them what is left
     of the request's time, or watch their heartbeats, and open them with `open_stream`.
@@ -59,7 +59,7 @@ async def open_stream(start: Callable[[], Call]) -> AsyncIterator[Call]:
         call.cancel()
 
 
-class _DefaultDeadline(grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]  # not generic at run time
+class _DefaultDeadline(grpc.aio.UnaryUnaryClientInterceptor):
     """Gives a unary call its deadline where the caller gave none."""
 
     async def intercept_unary_unary(
@@ -71,7 +71,13 @@ class _DefaultDeadline(grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[ty
         """Passes the call on with a timeout."""
         details = client_call_details
         if details.timeout is None:
-            details = details._replace(timeout=DEFAULT_UNARY_TIMEOUT_S)
+            details = grpc.aio.ClientCallDetails(
+                method=details.method,
+                timeout=DEFAULT_UNARY_TIMEOUT_S,
+                metadata=details.metadata,
+                credentials=details.credentials,
+                wait_for_ready=details.wait_for_ready,
+            )
         return await continuation(details, request)
 
 

@@ -22,6 +22,7 @@ from services.runtime.log import LogFormat, LogLevel
 CONFIG_VARIABLE = "TAILRACE_CONFIG"
 MAX_PORT = 65535
 UNITS = {"_s": "SECONDS", "_ms": "MILLISECONDS", "_bytes": "BYTES", "_tokens": "TOKENS"}
+_METAVARS: dict[type, str] = {str: "TEXT", int: "N", float: "NUMBER", Path: "PATH", tuple: "A,B,..."}
 
 C = TypeVar("C")
 
@@ -38,13 +39,16 @@ class BadValue(ValueError):
         self.key = key
 
 
-def option(default: Any = MISSING, *, help: str) -> Any:
+def option(default: Any = MISSING, *, help: str) -> Any:  # noqa: A002  # what it is called everywhere
     """A configuration field: its default (none: it must be set) and one sentence for `--help`."""
     return field(default=default, metadata={"help": help})
 
 
 def require(config: object, key: str, ok: bool, rule: str) -> None:
-    """Raises BadValue unless `ok`; for `__post_init__`: `require(self, "port", self.port >= 0, "must be 0 or more")`."""
+    """Raises BadValue unless `ok`, as in `require(self, "port", self.port >= 0, "must be 0 or more")`.
+
+    For `__post_init__`, where a rule that spans keys names the one to change.
+    """
     if not ok:
         raise BadValue(key, rule, getattr(config, key))
 
@@ -217,7 +221,7 @@ def _add_flag(parser: ArgumentParser, key: _Key) -> None:
 
 def _metavar(key: _Key) -> str:
     unit = next((unit for ending, unit in UNITS.items() if key.name.endswith(ending)), "")
-    return unit or "|".join(key.type.choices) or {tuple: "A,B,..."}.get(key.type.base, key.type.base.__name__.upper())
+    return unit or "|".join(key.type.choices) or _METAVARS[key.type.base]
 
 
 def _help_of(key: _Key) -> str:

@@ -14,7 +14,7 @@ _FALSE = ("false", "no", "off", "0")
 
 @dataclass(frozen=True, slots=True)
 class Type:
-    """What a key accepts: one of str, int, float, bool, Path or tuple (of str), perhaps None, perhaps listed choices."""
+    """What a key accepts: str, int, float, bool, Path or tuple (of str), perhaps None, perhaps listed choices."""
 
     base: type
     optional: bool = False

@@ -1,18 +1,18 @@
 """Every way in which we say no, as one tree. Pure: cores may raise these; `errors.py` turns them into statuses.
 
-    TailraceError                                         gRPC                  HTTP
-     ├─ InvalidRequest(field, reason_text)                INVALID_ARGUMENT      400
-     ├─ Unauthenticated(message)                          UNAUTHENTICATED       401
-     ├─ PermissionDenied(message)                         PERMISSION_DENIED     403
-     ├─ NotFound(what)                                    NOT_FOUND             404
-     ├─ AlreadyExists(what)                               ALREADY_EXISTS        409
-     ├─ Superseded(message)                               ABORTED               409
-     ├─ PreconditionFailed(message)                       FAILED_PRECONDITION   412
-     ├─ Overloaded(message, retry_after_s)                RESOURCE_EXHAUSTED    429
-     ├─ InternalError(message)                            INTERNAL              500
-     ├─ Unsupported(message)                              UNIMPLEMENTED         501
-     ├─ Unavailable(message, retry_after_s)               UNAVAILABLE           503
-     └─ DeadlineExceeded(message)                         DEADLINE_EXCEEDED     504
+TailraceError                                         gRPC                  HTTP
+ ├─ InvalidRequest(field, reason_text)                INVALID_ARGUMENT      400
+ ├─ Unauthenticated(message)                          UNAUTHENTICATED       401
+ ├─ PermissionDenied(message)                         PERMISSION_DENIED     403
+ ├─ NotFound(what)                                    NOT_FOUND             404
+ ├─ AlreadyExists(what)                               ALREADY_EXISTS        409
+ ├─ Superseded(message)                               ABORTED               409
+ ├─ PreconditionFailed(message)                       FAILED_PRECONDITION   412
+ ├─ Overloaded(message, retry_after_s)                RESOURCE_EXHAUSTED    429
+ ├─ InternalError(message)                            INTERNAL              500
+ ├─ Unsupported(message)                              UNIMPLEMENTED         501
+ ├─ Unavailable(message, retry_after_s)               UNAVAILABLE           503
+ └─ DeadlineExceeded(message)                         DEADLINE_EXCEEDED     504
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ async def answering(context: grpc.aio.ServicerContext[Any, Any], **fields: objec
         await abort(context, from_rpc_error(error))
     except grpc.aio.AbortError:
         raise
-    except Exception:
+    except Exception:  # noqa: BLE001  # the process's edge
         _log.exception("servicer failed", **fields)
         await abort(context, InternalError("internal error; the server's log says more"))
 

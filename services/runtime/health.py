@@ -23,23 +23,28 @@ class Health(health_pb2_grpc.HealthServicer):
         self._changed = asyncio.Event()  # replaced at every change, so each watcher wakes once for each
 
     def set(self, service_names: Iterable[str], serving: bool) -> None:
-        """SERVING or NOT_SERVING for these services and for the process as a whole."""
-        for name in ("", *service_names):
-            self._statuses[name] = serving
+        """SERVING or NOT_SERVING for these services; the process as a whole serves while all of its services do."""
+        self._statuses.update(dict.fromkeys(service_names, serving))
+        named = [status for name, status in self._statuses.items() if name]
+        self._statuses[""] = all(named) if named else serving
         self._changed.set()
         self._changed = asyncio.Event()
 
     def set_all(self, serving: bool) -> None:
-        """The same for every service that was ever named."""
-        self.set(list(self._statuses), serving)
+        """The same for every service that was ever named, and for the process as a whole."""
+        self.set([name for name in self._statuses if name], serving)
 
-    async def Check(self, request: health_pb2.HealthCheckRequest, context: _Context) -> _Response:
+    async def Check(  # noqa: N802  # the contract's name
+        self, request: health_pb2.HealthCheckRequest, context: _Context
+    ) -> _Response:
         """The service's status; NOT_FOUND for a name that this process does not serve."""
         if request.service not in self._statuses:
             await context.abort(grpc.StatusCode.NOT_FOUND, "unknown service")
         return _Response(status=self._status(request.service))
 
-    async def Watch(self, request: health_pb2.HealthCheckRequest, context: _Context) -> AsyncIterator[_Response]:
+    async def Watch(  # noqa: N802
+        self, request: health_pb2.HealthCheckRequest, context: _Context
+    ) -> AsyncIterator[_Response]:
         """The service's status now and after each change, until the caller leaves."""
         last = None
         while True:
@@ -50,13 +55,12 @@ class Health(health_pb2_grpc.HealthServicer):
             last = status
             await changed.wait()
 
-    async def List(self, request: health_pb2.HealthListRequest, context: _Context) -> health_pb2.HealthListResponse:
+    async def List(self, request: Any, context: _Context) -> Any:  # noqa: N802  # newer than the type stubs
         """Every service's status."""
-        return health_pb2.HealthListResponse(
-            statuses={name: _Response(status=self._status(name)) for name in self._statuses}
-        )
+        statuses = {name: _Response(status=self._status(name)) for name in self._statuses}
+        return health_pb2.HealthListResponse(statuses=statuses)  # type: ignore[attr-defined]  # as above
 
-    def _status(self, name: str) -> _Response.ServingStatus:
+    def _status(self, name: str) -> Any:  # an enum value, for which the stubs have no type
         serving = self._statuses.get(name)
         if serving is None:
             return _Response.SERVICE_UNKNOWN

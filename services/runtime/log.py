@@ -56,18 +56,18 @@ class Logger:
         """Something an operator may want to look at."""
         self._write(logging.WARNING, message, fields)
 
-    def error(self, message: str, /, **fields: object) -> None:
-        """Something failed and somebody noticed."""
-        self._write(logging.ERROR, message, fields)
+    def error(self, message: str, /, *, exc: BaseException | None = None, **fields: object) -> None:
+        """Something failed and somebody noticed; `exc` adds its traceback."""
+        self._write(logging.ERROR, message, fields, exc)
 
     def exception(self, message: str, /, **fields: object) -> None:
         """An error with the traceback of the exception that is being handled."""
-        self._write(logging.ERROR, message, fields, with_traceback=True)
+        self._write(logging.ERROR, message, fields, sys.exc_info()[1])
 
-    def _write(self, level: int, message: str, fields: dict[str, object], *, with_traceback: bool = False) -> None:
+    def _write(self, level: int, message: str, fields: dict[str, object], exc: BaseException | None = None) -> None:
         if not self._logger.isEnabledFor(level):
             return
-        traceback = sys.exc_info() if with_traceback else None
+        traceback = (type(exc), exc, exc.__traceback__) if exc is not None else None
         # Made here and not through Logger.log, which walks the stack for a file and line that no format shows.
         record = logging.LogRecord(self._logger.name, level, "", 0, message, None, traceback)
         record.fields = {**self._fields, **fields} if self._fields else fields
@@ -96,8 +96,8 @@ def configure(*, form: LogFormat, level: LogLevel, stream: TextIO | None = None)
 class _SilentHandler(logging.StreamHandler[TextIO]):
     """Drops a line that cannot be written: a closed pipe must not become an error of the work being logged."""
 
-    def handleError(self, record: logging.LogRecord) -> None:
-        pass
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # the base's name
+        """Says nothing."""
 
 
 class TextFormatter(logging.Formatter):
@@ -147,7 +147,7 @@ def _short_name(record: logging.LogRecord) -> str:
 def _message_of(record: logging.LogRecord) -> str:
     try:
         return record.getMessage()
-    except Exception:  # other people's format strings may not fit their arguments
+    except Exception:  # noqa: BLE001  # other people's format strings may not fit their arguments
         return str(record.msg)
 
 
@@ -179,5 +179,5 @@ def _bounded(text: str) -> str:
 def _repr(value: object) -> str:
     try:
         return repr(value)
-    except Exception as error:  # a broken __repr__ is no reason to lose the event
+    except Exception as error:  # noqa: BLE001  # a broken __repr__ is no reason to lose the event
         return f"<{type(value).__name__} whose repr raised {type(error).__name__}>"

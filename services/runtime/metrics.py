@@ -4,7 +4,8 @@ One class per service, bound to a registry given to it, so that several processe
 attribute is the metric's name without `tailrace_<service>_`. The values that a label can take are listed here and stand
 at 0 from the start, so that rates and sums are right from the first event on.
 
-On hot paths keep children (`metrics.requests_total.labels("STOP")`) and count per batch (`inc(n)`), not per token.
+On hot paths keep children (`metrics.requests_total.labels("STOP")`) and count per batch (`inc(n)`), not per token;
+what has to be observed per token is a TokenHistogram.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import product
 
-from prometheus_client import CollectorRegistry, Counter, GCCollector, Gauge, Histogram, ProcessCollector
+from prometheus_client import CollectorRegistry, Counter, Gauge, GCCollector, Histogram, ProcessCollector
 
 from services.runtime import __version__
 from services.runtime.phase import Phase
+from services.runtime.token_histogram import TokenHistogram
 
 FINISH_REASONS = ("STOP", "LENGTH", "ABORTED", "DEADLINE", "ERROR")
 CALLER_PHASES = ("OPEN", "FINISHED", "DETACHED", "GONE")
@@ -36,7 +38,7 @@ _BATCH_SIZE = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 def new_registry() -> CollectorRegistry:
-    """A registry for one process, holding what Prometheus tells of every process: CPU, memory, descriptors, collections."""
+    """A registry for one process, with what is told of every Python process: CPU, memory, descriptors, collections."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     GCCollector(registry=registry)
@@ -101,14 +103,14 @@ class TokenizerMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         name = "tailrace_tokenizer_"
 
-        def counter(metric: str, help: str, *labels: str) -> Counter:
-            return Counter(name + metric, help, labels, registry=registry)
+        def counter(metric: str, says: str, *labels: str) -> Counter:
+            return Counter(name + metric, says, labels, registry=registry)
 
-        def gauge(metric: str, help: str, *labels: str) -> Gauge:
-            return Gauge(name + metric, help, labels, registry=registry)
+        def gauge(metric: str, says: str, *labels: str) -> Gauge:
+            return Gauge(name + metric, says, labels, registry=registry)
 
-        def histogram(metric: str, help: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(name + metric, help, buckets=buckets, registry=registry)
+        def histogram(metric: str, says: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(name + metric, says, buckets=buckets, registry=registry)
 
         self.accepted_total = counter("accepted_total", "Requests entered in the ledger.")
         self.requests_total = counter("requests_total", "Requests that ended, by finish reason.", "reason")
@@ -128,8 +130,11 @@ class TokenizerMetrics:
         self.time_to_first_token_seconds = histogram(
             "time_to_first_token_seconds", "From acceptance to the first token.", _TO_FIRST_TOKEN
         )
-        self.inter_token_latency_seconds = histogram(
-            "inter_token_latency_seconds", "Between two deltas of one choice, per token.", _BETWEEN_TOKENS
+        self.inter_token_latency_seconds = TokenHistogram(
+            name + "inter_token_latency_seconds",
+            "Between two deltas of one choice, per token.",
+            buckets=_BETWEEN_TOKENS,
+            registry=registry,
         )
         self.end_to_end_seconds = histogram("end_to_end_seconds", "From acceptance to the end.", _END_TO_END)
         self.finish_to_release_seconds = histogram(
@@ -159,11 +164,11 @@ class SchedulerMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         name = "tailrace_scheduler_"
 
-        def counter(metric: str, help: str, *labels: str) -> Counter:
-            return Counter(name + metric, help, labels, registry=registry)
+        def counter(metric: str, says: str, *labels: str) -> Counter:
+            return Counter(name + metric, says, labels, registry=registry)
 
-        def gauge(metric: str, help: str) -> Gauge:
-            return Gauge(name + metric, help, registry=registry)
+        def gauge(metric: str, says: str) -> Gauge:
+            return Gauge(name + metric, says, registry=registry)
 
         self.waiting = gauge("waiting", "Sequences in the queue.")
         self.running = gauge("running", "Sequences in the batch.")
@@ -181,9 +186,7 @@ class SchedulerMetrics:
         self.step_seconds = Histogram(
             name + "step_seconds", "One forward pass with its sampling.", ["kind"], buckets=_STEP, registry=registry
         )
-        self.batch_size = Histogram(
-            name + "batch_size", "Sequences in a step.", buckets=_BATCH_SIZE, registry=registry
-        )
+        self.batch_size = Histogram(name + "batch_size", "Sequences in a step.", buckets=_BATCH_SIZE, registry=registry)
         self.queue_seconds = Histogram(
             name + "queue_seconds", "From acceptance to the first step.", buckets=_IN_QUEUE, registry=registry
         )

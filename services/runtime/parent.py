@@ -31,7 +31,7 @@ def die_with_parent(environ: Mapping[str, str] = os.environ) -> None:
 
 
 def watch_parent(expected: int) -> threading.Thread:
-    """Where the kernel cannot be asked: a thread that looks every WATCH_INTERVAL_S whether the parent is still there."""
+    """Looks every WATCH_INTERVAL_S, in a thread, whether the parent is there; for where the kernel cannot be asked."""
 
     def watch() -> None:
         while os.getppid() == expected:

@@ -1,8 +1,8 @@
 """The life of a process as one table: STARTING → SERVING → DRAINING → STOPPED.
 
-    STARTING ──STARTED──▸ SERVING ──DRAIN──▸ DRAINING ──STOP──▸ STOPPED
-        ├──────DRAIN───────────────────────────▴                   ▴
-        └──────STOP──────────────┴─────────────────────────────────┘
+STARTING ──STARTED──▸ SERVING ──DRAIN──▸ DRAINING ──STOP──▸ STOPPED
+    ├──────DRAIN───────────────────────────▴                   ▴
+    └──────STOP──────────────┴─────────────────────────────────┘
 """
 
 from __future__ import annotations

@@ -9,28 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import signal
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from types import FrameType
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, TypeVar
 
-import grpc
 import uvloop
-from prometheus_client import CollectorRegistry
 
-from services.runtime import __version__, log, metrics, metrics_server
-from services.runtime.clock import Clock, SystemClock
+from services.runtime import __version__, log, metrics_server
+from services.runtime.app import App, Ports, Runtime
 from services.runtime.config import ConfigError, ProcessConfig, load
-from services.runtime.health import Health
-from services.runtime.metrics import RuntimeMetrics
 from services.runtime.parent import die_with_parent
-from services.runtime.phase import Phase, PhaseEvent, next_phase
+from services.runtime.phase import Phase, PhaseEvent
 from services.runtime.server import GrpcServer, PortUnavailable
+
+__all__ = ["EXIT_BAD_CONFIG", "EXIT_CLEAN", "EXIT_CRASH", "App", "Ports", "Runtime", "main", "run", "run_async"]
 
 EXIT_CLEAN, EXIT_CRASH, EXIT_BAD_CONFIG = 0, 1, 2
 
@@ -38,118 +34,6 @@ CLOSE_TIMEOUT_S = 5.0  # of App.close
 FLUSH_TIMEOUT_S = 2.0  # for calls whose last event was just written
 LAG_INTERVAL_S = 0.1
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
-
-class App(Protocol):
-    """What a service is to its process."""
-
-    def add_to(self, server: grpc.aio.Server) -> Sequence[str]:
-        """Adds the public servicers; returns their full service names, for health and reflection."""
-        ...
-
-    def add_to_admin(self, server: grpc.aio.Server) -> Sequence[str]:
-        """The same for the operators' port."""
-        ...
-
-    async def serve(self) -> None:
-        """Owns every background task and runs until it is cancelled; loads what takes long, then says `set_ready`.
-
-        An exception, or a return before draining, ends the process with exit 1.
-        """
-        ...
-
-    def open_requests(self) -> int:
-        """How many are open; 0 when draining has nothing to wait for."""
-        ...
-
-    async def drain(self) -> None:
-        """Called once: refuses new requests and returns when none is open. Cancelled at the bound."""
-        ...
-
-    async def close(self) -> None:
-        """Called once, after `serve` was cancelled: ends what is left with an event and releases resources."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Ports:
-    """The ports that a process got, also where 0 was asked for."""
-
-    public: int
-    admin: int
-    metrics: int
-
-
-class Runtime:
-    """What a process gives to its App: who it is, the time, logs, metrics, and a say in its own readiness and end."""
-
-    def __init__(
-        self,
-        service: str,
-        config: ProcessConfig,
-        *,
-        clock: Clock | None = None,
-        registry: CollectorRegistry | None = None,
-    ) -> None:
-        self.name = config.name or service
-        self.service = service
-        self.config = config
-        self.clock = clock or SystemClock()
-        self.epoch = secrets.randbits(64) or 1  # 0 means "none" in the contracts
-        self.log = log.get_logger(service)
-        self.registry = registry or metrics.new_registry()
-        self.metrics = RuntimeMetrics(self.registry, service=service)
-        self.phase = Phase.STARTING
-        self.not_ready_why = "starting"
-        self.drain_timeout_s = config.drain_timeout_s
-        self._ready = False
-        self._health: Health | None = None
-        self._drain_requested = asyncio.Event()
-        self._publish()
-
-    @property
-    def ready(self) -> bool:
-        """Whether new work is taken; `not_ready_why` says why not."""
-        return self._ready and self.phase is Phase.SERVING
-
-    def set_ready(self, ready: bool, why: str = "") -> None:
-        """Tells whether this process can take work: health follows, and each change is logged once with its reason."""
-        if (ready, why) == (self._ready, self.not_ready_why):
-            return
-        self._ready, self.not_ready_why = ready, why
-        self._publish()
-        if ready:
-            self.log.info("ready")
-        else:
-            self.log.warning("not ready", why=why)
-
-    def request_drain(self, timeout_s: float | None = None) -> None:
-        """Starts the end of this process, as SIGTERM does; `timeout_s` replaces the configured bound."""
-        if timeout_s is not None and not self._drain_requested.is_set():
-            self.drain_timeout_s = timeout_s
-        self._drain_requested.set()
-
-    async def wait_drain_requested(self) -> None:
-        """Returns once the end was asked for."""
-        await self._drain_requested.wait()
-
-    def _attach(self, health: Health) -> None:
-        self._health = health
-        self._publish()
-
-    def _advance(self, event: PhaseEvent) -> None:
-        self.phase = next_phase(self.phase, event)
-        self._publish()
-
-    def _stopped(self) -> None:
-        self._advance(PhaseEvent.STOP)
-        self.log.info("stopped")
-
-    def _publish(self) -> None:
-        self.metrics.set_phase(self.phase)
-        self.metrics.ready.set(self.ready)
-        if self._health is not None:
-            self._health.set_all(self.ready)
 
 
 MakeApp = Callable[[Runtime], App]
@@ -161,15 +45,16 @@ def main(name: str, cls: type[C], make_app: Callable[[Runtime, C], App], argv: S
     try:
         config = load(cls, prog=name, argv=sys.argv[1:] if argv is None else argv)
     except ConfigError as error:
-        print(f"{name}: {error}", file=sys.stderr)
+        sys.stderr.write(f"{name}: {error}\n")
         return EXIT_BAD_CONFIG
     return run(name, config, lambda runtime: make_app(runtime, config))
 
 
 def run(name: str, config: ProcessConfig, make_app: MakeApp) -> int:
-    """Runs a service until SIGTERM, SIGINT or a drain request, and returns its exit code: 0 clean, 1 crash, 2 bad config.
+    """Runs a service until SIGTERM, SIGINT or a drain request, and returns its exit code.
 
-    The first signal drains within `drain_timeout_s`, a second one stops at once.
+    0 is a clean end, 1 a crash or a taken port, 2 a bad configuration. The first signal drains within
+    `drain_timeout_s`, a second one stops at once.
     """
     log.configure(form=config.log_format, level=config.log_level)
     if config.die_with_parent:
@@ -195,11 +80,13 @@ async def run_async(
     `stop` is the first signal, `stop_now` the second; `on_ports` is told the bound ports once all are open.
     """
     runtime = Runtime(name, config)
+    code = EXIT_CLEAN
     try:
         await _run(runtime, make_app, stop, stop_now or asyncio.Event(), on_ports)
-    except Exception as error:
-        return _exit_code_of(runtime, error)
-    return EXIT_CLEAN
+    except Exception as error:  # noqa: BLE001  # the process's edge
+        code = _exit_code_of(runtime, error)
+    runtime.log.info("stopped", exit_code=code)
+    return code
 
 
 async def _run(
@@ -210,10 +97,10 @@ async def _run(
     on_ports: Callable[[Ports], object] | None,
 ) -> None:
     async with AsyncExitStack() as stack:
-        stack.callback(runtime._stopped)
+        stack.callback(runtime.advance, PhaseEvent.STOP)
         app = make_app(runtime)
         ports = await _open_ports(runtime, app, stack)
-        runtime._advance(PhaseEvent.STARTED)
+        runtime.advance(PhaseEvent.STARTED)
         runtime.log.info("started", name=runtime.name, version=__version__, pid=os.getpid(), host=runtime.config.host,
                          port=ports.public, admin_port=ports.admin, metrics_port=ports.metrics)  # fmt: skip
         if on_ports is not None:
@@ -233,7 +120,7 @@ async def _open_ports(runtime: Runtime, app: App, stack: AsyncExitStack) -> Port
     admin_port = await admin.start(app.add_to_admin(admin.server))
     admin.health.set_all(True)  # on this port health means alive, on the public one ready
     public_port = await public.start(app.add_to(public.server))
-    runtime._attach(public.health)
+    runtime.attach(public.health)
     return Ports(public=public_port, admin=admin_port, metrics=metrics_port)
 
 
@@ -266,7 +153,7 @@ async def _serve(runtime: Runtime, app: App) -> None:
 
 
 async def _drain(runtime: Runtime, app: App, stop_now: asyncio.Event) -> None:
-    runtime._advance(PhaseEvent.DRAIN)
+    runtime.advance(PhaseEvent.DRAIN)
     bound_s = runtime.drain_timeout_s
     runtime.log.info("draining", open_requests=app.open_requests(), timeout_s=bound_s)
     await _first_of(app.drain(), stop_now.wait(), timeout_s=bound_s)
@@ -316,7 +203,7 @@ def _exit_code_of(runtime: Runtime, error: Exception) -> int:
     if isinstance(cause, PortUnavailable):
         runtime.log.error("cannot start", why=str(cause))
     else:
-        runtime.log.exception("crashed")
+        runtime.log.error("crashed", exc=error)
     return EXIT_CRASH
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,8 +16,8 @@ from services.runtime.health import Health
 MAX_MESSAGE_BYTES = 16 << 20
 MAX_METADATA_BYTES = 16 << 10
 
-# A stream may be silent for many minutes (a long prefill, a full queue). So that silence is not mistaken for death, both
-# sides ping; and so that pings are not mistaken for an attack, the server allows them at any rate above one in 5 s.
+# A stream may be silent for many minutes (a long prefill, a full queue). So that silence is not mistaken for death,
+# both sides ping; and so that pings are not mistaken for an attack, the server allows one every 5 s.
 KEEPALIVE_INTERVAL_MS = 20_000
 KEEPALIVE_TIMEOUT_MS = 10_000
 MIN_PING_INTERVAL_MS = 5_000
@@ -27,7 +28,7 @@ class PortUnavailable(OSError):
 
 
 class GrpcServer:
-    """One port; add servicers to `server`, then `start`. Opens nothing before that; must be made inside a running loop."""
+    """One port: add servicers to `server`, then `start`. Must be made inside a running loop."""
 
     def __init__(
         self,
@@ -38,14 +39,14 @@ class GrpcServer:
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         max_concurrent_rpcs: int | None = None,
         credentials: grpc.ServerCredentials | None = None,
-        interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
     ) -> None:
         self.name = name
         self.health = Health()
         self.server = grpc.aio.server(
             options=_options(max_message_bytes), maximum_concurrent_rpcs=max_concurrent_rpcs, interceptors=interceptors
         )
-        self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._host, self._port = host, port
         self._credentials = credentials
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.server)
 
@@ -67,12 +68,21 @@ class GrpcServer:
         await self.server.stop(grace_s)
 
     def _bind(self) -> int:
+        address = f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
         try:
+            _probe(self._host, self._port)
             if self._credentials is not None:
-                return self.server.add_secure_port(self._address, self._credentials)
-            return self.server.add_insecure_port(self._address)
-        except RuntimeError as error:
-            raise PortUnavailable(f"cannot listen on {self._address} for {self.name}: is the port taken?") from error
+                return self.server.add_secure_port(address, self._credentials)
+            return self.server.add_insecure_port(address)
+        except (OSError, RuntimeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "the port is taken"
+            raise PortUnavailable(f"cannot listen on {address} for {self.name}: {why}") from error
+
+
+def _probe(host: str, port: int) -> None:
+    """Raises the operating system's own error; gRPC only says that it failed, and writes to standard error besides."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    socket.create_server((host, port), family=family, backlog=1).close()
 
 
 def _options(max_message_bytes: int) -> list[tuple[str, Any]]:
