@@ -43,9 +43,7 @@ class GgufFile:
         self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
         architecture = self.get("general.architecture")
         if architecture != "llama":
-            raise UnsupportedModelError(
-                f"{path.name}: general.architecture is {architecture!r}, only 'llama' is supported"
-            )
+            raise UnsupportedModelError(f"{path.name}: general.architecture is {architecture!r}; supported: 'llama'")
 
     def get(self, key: str, default: Any = None) -> Any:
         """The metadata value under `key` as a Python value, or `default`."""

@@ -1,0 +1,102 @@
+"""The operations a model is made of, as one value: an engine chooses it at its start, the model calls nothing else.
+
+A faster kernel is put in by `dataclasses.replace(reference_ops(), rms_norm=…)`; it keeps the signature, and is judged
+by the reference of its folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from kernels.add_rms_norm import add_rms_norm
+from kernels.kv_write import kv_write
+from kernels.linear import Linear, make_linear
+from kernels.paged_attention import Span, paged_attention, plan_attention
+from kernels.rms_norm import rms_norm
+from kernels.rotary import rotary
+from kernels.silu_mul import silu_mul
+
+Tensor = torch.Tensor
+
+
+class RmsNorm(Protocol):
+    """See kernels.rms_norm."""
+
+    def __call__(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
+
+
+class AddRmsNorm(Protocol):
+    """See kernels.add_rms_norm."""
+
+    def __call__(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]: ...
+
+
+class Rotary(Protocol):
+    """See kernels.rotary."""
+
+    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor: ...
+
+
+class SiluMul(Protocol):
+    """See kernels.silu_mul."""
+
+    def __call__(self, gate_up: Tensor) -> Tensor: ...
+
+
+class MakeLinear(Protocol):
+    """See kernels.linear."""
+
+    def __call__(self, weight: Tensor, bias: Tensor | None) -> Linear: ...
+
+
+class PlanAttention(Protocol):
+    """Works out, once a step, whatever its attention wants to know; only that attention looks inside."""
+
+    def __call__(self, spans: Sequence[Span], block_size: int, device: torch.device) -> Any: ...
+
+
+class PagedAttention(Protocol):
+    """Writes the step's keys and values into the caches of one layer, then attends; see kernels.paged_attention."""
+
+    def __call__(
+        self, query: Tensor, keys: Tensor, values: Tensor, key_cache: Tensor, value_cache: Tensor, plan: Any
+    ) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ops:
+    """One implementation of every operation; `name` is for the start-up report."""
+
+    name: str
+    rms_norm: RmsNorm
+    add_rms_norm: AddRmsNorm
+    rotary: Rotary
+    silu_mul: SiluMul
+    make_linear: MakeLinear
+    plan_attention: PlanAttention
+    attention: PagedAttention
+
+
+def reference_ops() -> Ops:
+    """Plain PyTorch throughout: right on every device, and what faster kernels are compared with."""
+    return Ops(
+        name="torch",
+        rms_norm=rms_norm,
+        add_rms_norm=add_rms_norm,
+        rotary=rotary,
+        silu_mul=silu_mul,
+        make_linear=make_linear,
+        plan_attention=plan_attention,
+        attention=_write_and_attend,
+    )
+
+
+def _write_and_attend(
+    query: Tensor, keys: Tensor, values: Tensor, key_cache: Tensor, value_cache: Tensor, plan: Any
+) -> Tensor:
+    kv_write(keys, values, key_cache, value_cache, plan.slots)
+    return paged_attention(query, keys, values, key_cache, value_cache, plan)

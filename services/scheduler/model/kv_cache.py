@@ -1,0 +1,37 @@
+"""The tensors that hold keys and values in blocks; who owns which block is the scheduler's business."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from services.scheduler.model.config import LlamaConfig
+
+
+class KvCache:
+    """`keys` and `values`: (layers, blocks, block_size, kv_heads, head_dim); memory is touched at its first use."""
+
+    def __init__(
+        self, config: LlamaConfig, *, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        shape = (config.layers, blocks, block_size, config.kv_heads, config.head_dim)
+        self.block_size = block_size
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
+
+    def clear(self, blocks: Sequence[int]) -> None:
+        """Zeroes blocks that a sequence begins and doesn't fill at once.
+
+        Attention masks the places beyond a sequence's end but still multiplies what lies there by 0, and 0 * NaN is
+        NaN: without this a former owner's broken numbers would break its successor.
+        """
+        if blocks:
+            index = torch.tensor(blocks, device=self.keys.device)
+            self.keys.index_fill_(1, index, 0)
+            self.values.index_fill_(1, index, 0)
+
+
+def token_bytes(config: LlamaConfig, dtype: torch.dtype) -> int:
+    """What one token's keys and values take, in bytes."""
+    return 2 * config.layers * config.kv_heads * config.head_dim * dtype.itemsize
