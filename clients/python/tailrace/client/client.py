@@ -70,7 +70,7 @@ class Client:
         request = generation_pb2.AbortRequest(request_id=request_id, wait_until_released=wait_until_released)
         try:
             return AbortOutcome((await self._stub.Abort(request, timeout=self._timeout_s)).outcome)
-        except grpc.RpcError as error:
+        except grpc.aio.AioRpcError as error:
             raise read_error(error) from error
 
     async def tokenize(self, text: str | Iterable[Message], *, add_special_tokens: bool = True) -> Tokens:
@@ -82,7 +82,7 @@ class Client:
             add_messages(request.conversation.messages.add, text, "conversation.messages")
         try:
             answer = await self._stub.Tokenize(request, timeout=self._timeout_s)
-        except grpc.RpcError as error:
+        except grpc.aio.AioRpcError as error:
             raise read_error(error) from error
         return Tokens(tuple(answer.token_ids), tuple(answer.token_bytes))
 
@@ -92,14 +92,14 @@ class Client:
         request.options.skip_special_tokens = skip_special_tokens
         try:
             return (await self._stub.Detokenize(request, timeout=self._timeout_s)).text
-        except grpc.RpcError as error:
+        except grpc.aio.AioRpcError as error:
             raise read_error(error) from error
 
     async def list_models(self) -> list[Model]:
         """The models that can be named in a request."""
         try:
             answer = await self._stub.ListModels(generation_pb2.ListModelsRequest(), timeout=self._timeout_s)
-        except grpc.RpcError as error:
+        except grpc.aio.AioRpcError as error:
             raise read_error(error) from error
         return [
             Model(model.model_id, model.context_length, model.vocab_size, model.created_unix_ms)

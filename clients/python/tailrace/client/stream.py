@@ -7,7 +7,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
 from types import TracebackType
 from typing import Protocol, Self
 
-import grpc
+import grpc.aio
 
 from tailrace.client.errors import StreamCut
 from tailrace.client.events import Answer, Choice, Completed, Delta, Event, Finish, Started, TokenInfo
@@ -76,7 +76,7 @@ class Stream:
                 if event is not None:
                     law.check(event)
                     yield event
-        except grpc.RpcError as error:
+        except grpc.aio.AioRpcError as error:
             cause = read_error(error)
             if law.started:
                 raise StreamCut(f"the stream was cut: {cause}") from cause

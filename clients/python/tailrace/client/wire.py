@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeVar
 
-import grpc
+import grpc.aio
 from google.protobuf.message import DecodeError
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
@@ -46,9 +46,8 @@ def read_event(pb: generation_pb2.GenerationEvent) -> Event | None:
             return None
 
 
-def read_error(error: grpc.RpcError) -> errors.ClientError:
+def read_error(error: grpc.aio.AioRpcError) -> errors.ClientError:
     """A call's status as the error that the caller should see."""
-    assert isinstance(error, grpc.Call)
     code, message, status = error.code(), error.details() or "", _details_of(error)
     reason = _detail(status, ErrorInfo()).reason
     match code:
@@ -116,9 +115,9 @@ def _read_reason(number: int) -> FinishReason:
         return FinishReason.ERROR
 
 
-def _details_of(call: grpc.Call) -> Status:
+def _details_of(error: grpc.aio.AioRpcError) -> Status:
     status = Status()
-    for key, value in call.trailing_metadata() or ():
+    for key, value in error.trailing_metadata() or ():
         if key == _DETAILS_KEY and isinstance(value, bytes):
             try:
                 status.ParseFromString(value)
