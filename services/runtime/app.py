@@ -78,7 +78,7 @@ class Runtime:
         self.config = config
         self.clock = clock or SystemClock()
         self.epoch = secrets.randbits(64) or 1
-        self.log = log.get_logger(service)
+        self.log = log.get_logger(self.name)
         self.registry = registry or metrics.new_registry()
         self.metrics = RuntimeMetrics(self.registry, service=service)
         self.phase = Phase.STARTING

@@ -8,6 +8,7 @@ flush for a moment and close, the public one first.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -98,30 +99,15 @@ async def _run(
 ) -> None:
     async with AsyncExitStack() as stack:
         stack.callback(runtime.advance, PhaseEvent.STOP)
+        metrics_port = _open_metrics(runtime, stack)
         app = make_app(runtime)
-        ports = await _open_ports(runtime, app, stack)
+        ports = await _open_ports(runtime, app, metrics_port, stack)
         runtime.advance(PhaseEvent.STARTED)
         runtime.log.info("started", name=runtime.name, version=__version__, pid=os.getpid(), host=runtime.config.host,
                          port=ports.public, admin_port=ports.admin, metrics_port=ports.metrics)  # fmt: skip
         if on_ports is not None:
             on_ports(ports)
         await _live(runtime, app, stop, stop_now)
-
-
-async def _open_ports(runtime: Runtime, app: App, stack: AsyncExitStack) -> Ports:
-    """Opens the three ports; `stack` closes what was opened, after the app: public, admin, metrics."""
-    config = runtime.config
-    metrics_port = _open_metrics(runtime, stack)
-    admin = GrpcServer(host=config.host, port=config.admin_port, name=f"{runtime.name} (admin)")
-    public = GrpcServer(host=config.host, port=config.port, name=runtime.name)
-    stack.push_async_callback(admin.stop, 0)
-    stack.push_async_callback(public.stop, FLUSH_TIMEOUT_S)
-    stack.push_async_callback(_close, runtime, app)
-    admin_port = await admin.start(app.add_to_admin(admin.server))
-    admin.health.set_all(True)  # on this port health means alive, on the public one ready
-    public_port = await public.start(app.add_to(public.server))
-    runtime.attach(public.health)
-    return Ports(public=public_port, admin=admin_port, metrics=metrics_port)
 
 
 def _open_metrics(runtime: Runtime, stack: AsyncExitStack) -> int:
@@ -133,6 +119,21 @@ def _open_metrics(runtime: Runtime, stack: AsyncExitStack) -> int:
         raise PortUnavailable(f"cannot listen on {where} for {runtime.name} (metrics): {error.strerror}") from error
     stack.push_async_callback(asyncio.to_thread, close)
     return port
+
+
+async def _open_ports(runtime: Runtime, app: App, metrics_port: int, stack: AsyncExitStack) -> Ports:
+    """Opens the two gRPC ports; `stack` will close the app, then the public one, then the operators'."""
+    config = runtime.config
+    admin = GrpcServer(host=config.host, port=config.admin_port, name=f"{runtime.name} (admin)")
+    public = GrpcServer(host=config.host, port=config.port, name=runtime.name)
+    stack.push_async_callback(admin.stop, 0)
+    stack.push_async_callback(public.stop, FLUSH_TIMEOUT_S)
+    stack.push_async_callback(_close, runtime, app)
+    admin_port = await admin.start(app.add_to_admin(admin.server))
+    admin.health.set_all(True)  # on this port health means alive, on the public one ready
+    public_port = await public.start(app.add_to(public.server))
+    runtime.attach(public.health)
+    return Ports(public=public_port, admin=admin_port, metrics=metrics_port)
 
 
 async def _live(runtime: Runtime, app: App, stop: asyncio.Event, stop_now: asyncio.Event) -> None:
@@ -187,7 +188,7 @@ async def _first_of(*awaitables: Coroutine[Any, Any, object], timeout_s: float |
     finally:
         for task in tasks:
             task.cancel()
-        await asyncio.wait(tasks)
+        await asyncio.gather(*tasks, return_exceptions=True)
     for task in done:
         task.result()
 
@@ -218,7 +219,9 @@ async def _run_with_signals(name: str, config: ProcessConfig, make_app: MakeApp)
     loop = asyncio.get_running_loop()
     for number in STOP_SIGNALS:
         loop.add_signal_handler(number, on_signal)
-    return await run_async(name, config, _interruptible(make_app), stop=stop, stop_now=stop_now)
+    return await run_async(
+        name, config, _interruptible(make_app), stop=stop, stop_now=stop_now, on_ports=lambda _: _freeze()
+    )
 
 
 def _interruptible(make_app: MakeApp) -> MakeApp:
@@ -235,6 +238,12 @@ def _interruptible(make_app: MakeApp) -> MakeApp:
     return make
 
 
+def _freeze() -> None:
+    """Takes what start-up made (200,000 objects where torch is imported, 0.2 s to visit) out of every later garbage collection."""
+    gc.collect()
+    gc.freeze()
+
+
 def _exit_at_once(number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(EXIT_CLEAN)
 
@@ -242,6 +251,11 @@ def _exit_at_once(number: int, frame: FrameType | None) -> NoReturn:
 def _end_for_certain(config: ProcessConfig) -> None:
     """A last resort against a blocked loop or a close that hangs: the process ends a little after its bound."""
     bound_s = config.drain_timeout_s + CLOSE_TIMEOUT_S + 2 * FLUSH_TIMEOUT_S
-    timer = threading.Timer(bound_s, os._exit, (EXIT_CRASH,))
+
+    def end() -> None:
+        log.get_logger("runtime").error("did not stop in time", waited_s=bound_s)
+        os._exit(EXIT_CRASH)
+
+    timer = threading.Timer(bound_s, end)
     timer.daemon = True
     timer.start()
