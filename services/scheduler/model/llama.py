@@ -53,6 +53,7 @@ class Llama:
             config.rope_theta, config.head_dim, config.rope_scaling, config.context_length
         )
         self._frequencies = self._frequencies.to(self._embedding.device)
+        self.parameters = weights.values_taken
 
     def forward(self, batch: ForwardBatch, cache: KvCache) -> Tensor:
         """Computes all rows, writes their keys and values, and returns logits (logit rows, vocab_size)."""

@@ -26,6 +26,7 @@ class Weights:
         self._dtype = dtype
         self._device = device
         self._taken: set[str] = set()
+        self.values_taken = 0
 
     def __contains__(self, name: str) -> bool:
         return name in self._files
@@ -38,6 +39,7 @@ class Weights:
         if tensor.shape != shape:
             raise UnsupportedModelError(f"tensor {name!r} is {tuple(tensor.shape)}; the configuration says {shape}")
         self._taken.add(name)
+        self.values_taken += tensor.numel()
         return tensor.to(device=self._device, dtype=self._dtype)
 
     def skip(self, name: str) -> None:

@@ -1,0 +1,109 @@
+"""Changes to a row's logits before anything is drawn: penalties, bias, ids that must not come yet.
+
+In this order: repetition penalty over prompt and output (positive logits are divided, negative ones multiplied: Keskar
+et al. 2019, arXiv 1909.05858), frequency and presence penalty over the output alone, logit bias, suppression.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from services.scheduler.engine.api import SamplingSpec
+
+Tensor = torch.Tensor
+
+
+class TokenCounts:
+    """Which ids a sequence holds and how often each stands in its output, as arrays that grow in place."""
+
+    def __init__(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> None:
+        self._places = {token: place for place, token in enumerate(dict.fromkeys((*prompt_ids, *output_ids)))}
+        self._ids = np.fromiter(self._places, dtype=np.int64, count=len(self._places))
+        self._counts = np.zeros(len(self._places), dtype=np.float32)
+        for token in output_ids:
+            self._counts[self._places[token]] += 1
+
+    def add(self, token: int) -> None:
+        """Counts one more output token."""
+        place = self._places.setdefault(token, len(self._places))
+        if place == len(self._ids):
+            self._ids = np.resize(self._ids, 2 * place + 16)
+            self._counts = np.concatenate((self._counts, np.zeros(place + 16, dtype=np.float32)))
+        self._ids[place] = token
+        self._counts[place] += 1
+
+    def arrays(self) -> tuple[Tensor, Tensor]:
+        """Distinct ids, int64, and their counts in the output, fp32."""
+        size = len(self._places)
+        return torch.from_numpy(self._ids[:size]), torch.from_numpy(self._counts[:size])
+
+
+@dataclass(slots=True)
+class Adjustment:
+    """What one sequence's options do to its logits; `counts` is None without penalties."""
+
+    spec: SamplingSpec
+    counts: TokenCounts | None
+    bias: tuple[Tensor, Tensor] | None
+    suppressible: Tensor | None
+
+    @property
+    def always(self) -> bool:
+        """Whether it changes every row, not only those that suppress."""
+        return self.counts is not None or self.bias is not None
+
+
+def adjustment(
+    spec: SamplingSpec, prompt_ids: Sequence[int], output_ids: Sequence[int], vocab_size: int, device: torch.device
+) -> Adjustment | None:
+    """Prepares a sequence's adjustment, if it has one; raises ValueError for a bias on an id out of the vocabulary."""
+    for token, _ in spec.logit_bias:
+        if not 0 <= token < vocab_size:
+            raise ValueError(f"logit_bias on id {token}; the vocabulary has {vocab_size}")
+    repeats = spec.repetition_penalty != 1
+    counts = None
+    if repeats or spec.presence_penalty or spec.frequency_penalty:
+        counts = TokenCounts(prompt_ids if repeats else (), output_ids)
+    bias = None
+    if spec.logit_bias:
+        ids, values = zip(*spec.logit_bias, strict=True)
+        bias = (torch.tensor(ids, device=device), torch.tensor(values, dtype=torch.float32, device=device))
+    known = [token for token in spec.suppressible_ids if 0 <= token < vocab_size]
+    suppressible = torch.tensor(known, device=device) if known else None
+    if counts is None and bias is None and suppressible is None:
+        return None
+    return Adjustment(spec, counts, bias, suppressible)
+
+
+def adjust(logits: Tensor, rows: Sequence[tuple[int, Adjustment, bool]]) -> None:
+    """Applies adjustments to logits (rows, vocab_size), fp32, in place: (row, adjustment, suppress) each."""
+    _penalize(logits, [(row, change.spec, change.counts) for row, change, _ in rows if change.counts is not None])
+    for row, change, suppress in rows:
+        if change.bias is not None:
+            logits[row].index_add_(0, *change.bias)
+        if suppress and change.suppressible is not None:
+            logits[row].index_fill_(0, change.suppressible, float("-inf"))
+
+
+def _penalize(logits: Tensor, rows: Sequence[tuple[int, SamplingSpec, TokenCounts]]) -> None:
+    """One gather and one scatter for the whole batch; ids are distinct within a row, so no place is written twice."""
+    if not rows:
+        return
+    parts = [counts.arrays() for _, _, counts in rows]
+    options = [
+        (row, spec.repetition_penalty, spec.frequency_penalty, spec.presence_penalty, len(ids))
+        for (row, spec, _), (ids, _) in zip(rows, parts, strict=True)
+    ]
+    row, repetition, frequency, presence, sizes = torch.tensor(options, dtype=torch.float64).unbind(1)
+    each = torch.stack((repetition, frequency, presence)).float().repeat_interleave(sizes.long(), dim=1)
+    repetition, frequency, presence = each.to(logits.device)
+    ids = torch.cat([ids for ids, _ in parts])
+    places = (row.long().repeat_interleave(sizes.long()) * logits.shape[1] + ids).to(logits.device)
+    counts = torch.cat([counts for _, counts in parts]).to(logits.device)
+    values = logits.view(-1)[places]
+    values = torch.where(values > 0, values / repetition, values * repetition)
+    logits.view(-1)[places] = values - frequency * counts - presence * (counts > 0)
