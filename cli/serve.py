@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import runpy
 import sys
 from collections.abc import Sequence
@@ -17,20 +18,19 @@ MODULES = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """Becomes the service: the same as `python -m` with its module."""
-    if not argv or argv[0] in ("-h", "--help"):
-        print(_USAGE)
-        return ExitCode.OK if argv else ExitCode.USAGE
-    name, *flags = argv
-    if name not in MODULES:
-        print(f"tailrace serve: there is no service {name!r}; there are {', '.join(MODULES)}", file=sys.stderr)
-        return ExitCode.USAGE
-    sys.argv = [name, *flags]
-    runpy.run_module(MODULES[name], run_name="__main__", alter_sys=True)
+    """Becomes the service: the same as `python -m` with its module, whose exit code it leaves with."""
+    options = _parser().parse_args(argv)
+    sys.argv = [options.service, *options.flags]
+    runpy.run_module(MODULES[options.service], run_name="__main__", alter_sys=True)
     return ExitCode.OK
 
 
-_USAGE = f"""usage: tailrace serve SERVICE [flags]
-
-Runs one service in this process until SIGTERM or Ctrl-C. SERVICE is one of {", ".join(MODULES)};
-`tailrace serve SERVICE --help` lists its flags."""
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tailrace serve",
+        description="Runs one service in this process until SIGTERM or Ctrl-C.",
+        epilog="`tailrace serve SERVICE --help` lists the service's own flags.",
+    )
+    parser.add_argument("service", choices=MODULES, metavar="SERVICE", help=f"one of {', '.join(MODULES)}")
+    parser.add_argument("flags", nargs=argparse.REMAINDER, metavar="...", help="the service's own flags")
+    return parser

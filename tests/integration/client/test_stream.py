@@ -77,7 +77,7 @@ async def test_an_option_out_of_its_type_is_refused_by_name_before_it_is_sent(cl
 
 async def test_an_unknown_option_is_a_mistake(client: Client) -> None:
     with pytest.raises(TypeError, match="max_token"):
-        client.generate("p", max_token=3)  # type: ignore[arg-type]  # the mistake is the point
+        client.generate("p", max_token=3)  # type: ignore[call-arg]  # the mistake is the point
 
 
 @pytest.mark.parametrize(
