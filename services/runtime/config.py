@@ -119,7 +119,10 @@ def _keys_of(cls: type) -> dict[str, _Key]:
 
 
 def _key_of(item: Field[Any], hint: Any) -> _Key:
-    return _Key(item.name, parse_type(hint), item.default, item.metadata.get("help", ""))
+    try:
+        return _Key(item.name, parse_type(hint), item.default, item.metadata.get("help", ""))
+    except TypeError as error:
+        raise TypeError(f"{item.name}: {error}") from error
 
 
 def _build(cls: type[C], keys: Mapping[str, _Key], values: Mapping[str, object], sources: Mapping[str, str]) -> C:
@@ -137,53 +140,59 @@ def _build(cls: type[C], keys: Mapping[str, _Key], values: Mapping[str, object],
 
 def _from_file(path: Path, prog: str, keys: Mapping[str, _Key]) -> list[_Setting]:
     """The settings of the [prog] table; a file without one sets nothing, for services share a file."""
-    try:
-        document = tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read the configuration file {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the configuration file {path} is not TOML: {error}") from error
+    document = _read_toml(path)
     for name, value in document.items():
         if not isinstance(value, dict):
             raise ConfigError(f"{name} stands outside any table in {path}; settings belong under [{prog}]")
     source = f"[{prog}] in {path}"
-    return [_setting(keys, name, name, source, from_toml, value) for name, value in document.get(prog, {}).items()]
+    table = document.get(prog, {})
+    _check_known(table, keys, source, str)
+    return [_setting(keys[name], source, from_toml, value) for name, value in table.items()]
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration file {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the configuration file {path} is not TOML: {error}") from error
 
 
 def _from_environ(environ: Mapping[str, str], prog: str, keys: Mapping[str, _Key]) -> list[_Setting]:
     prefix = _prefix(prog)
+
+    def variable(name: str) -> str:
+        return prefix + name.upper()
+
+    texts = {name.removeprefix(prefix).lower(): text for name, text in environ.items() if name.startswith(prefix)}
+    _check_known(texts, keys, "environment", variable)
     return [
-        _setting(keys, name.removeprefix(prefix).lower(), name, f"environment variable {name}", from_text, text)
-        for name, text in environ.items()
-        if name.startswith(prefix)
+        _setting(keys[name], f"environment variable {variable(name)}", from_text, text) for name, text in texts.items()
     ]
 
 
 def _from_flags(flags: Mapping[str, str], keys: Mapping[str, _Key]) -> list[_Setting]:
-    return [_setting(keys, name, _flag(name), f"flag {_flag(name)}", from_text, text) for name, text in flags.items()]
+    return [_setting(keys[name], f"flag {_flag(name)}", from_text, text) for name, text in flags.items()]
 
 
-def _setting(
-    keys: Mapping[str, _Key],
-    name: str,
-    written: str,
-    source: str,
-    read: Callable[[Type, Any], object],
-    raw: object,
-) -> _Setting:
-    """One checked setting; `written` is the key as its author wrote it."""
-    key = keys.get(name)
-    if key is None:
-        raise ConfigError(f"unknown key {written} ({source}){_suggestion(name, keys)}")
+def _check_known(names: Iterable[str], keys: Mapping[str, _Key], source: str, write: Callable[[str], str]) -> None:
+    for name in names:
+        if name not in keys:
+            raise ConfigError(f"unknown key {write(name)} ({source}){_suggestion(name, keys, write)}")
+
+
+def _setting(key: _Key, source: str, read: Callable[[Type, Any], object], raw: object) -> _Setting:
     try:
-        return _Setting(name, read(key.type, raw), source)
+        return _Setting(key.name, read(key.type, raw), source)
     except ValueError as error:
-        raise ConfigError(f"{name} {error} (set by {source})") from error
+        raise ConfigError(f"{key.name} {error} (set by {source})") from error
 
 
-def _suggestion(name: str, known: Iterable[str]) -> str:
+def _suggestion(name: str, known: Iterable[str], write: Callable[[str], str]) -> str:
+    """The known names that look like this one, each as it is written in the place where this one stood."""
     near = get_close_matches(name, known, n=3, cutoff=0.6)
-    return f"; did you mean {' or '.join(near)}?" if near else ""
+    return f"; did you mean {' or '.join(map(write, near))}?" if near else ""
 
 
 def _parse_flags(prog: str, keys: Mapping[str, _Key], argv: Sequence[str]) -> dict[str, str]:
@@ -191,8 +200,7 @@ def _parse_flags(prog: str, keys: Mapping[str, _Key], argv: Sequence[str]) -> di
     parsed, unknown = _parser_of(prog, keys).parse_known_args(list(argv))
     if unknown:
         name = unknown[0].split("=")[0]
-        near = _suggestion(name.removeprefix("--").replace("-", "_"), keys) if name.startswith("-") else ""
-        raise ConfigError(f"unknown argument {name}{near}")
+        raise ConfigError(f"unknown argument {name}{_suggestion(name.lstrip('-').replace('-', '_'), keys, _flag)}")
     return dict(vars(parsed))
 
 

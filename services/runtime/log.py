@@ -21,6 +21,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 ROOT = "tailrace"
 VALUE_CHARS_MAX = 2000  # of one value; a line must not grow with somebody's prompt
+LIST_ITEMS_MAX = 100
 
 _RESERVED = ("time", "level", "logger", "message", "exception")
 _COLOURS = {logging.DEBUG: "\x1b[2m", logging.INFO: "\x1b[32m", logging.WARNING: "\x1b[33m", logging.ERROR: "\x1b[31m"}
@@ -153,23 +154,26 @@ def _message_of(record: logging.LogRecord) -> str:
 
 def _as_word(value: object) -> str:
     """A value in a text line: bare where it reads as one word, otherwise quoted with its control characters escaped."""
-    text = value if isinstance(value, str) else _repr(value)
-    text = _bounded(text)
-    bare = text.isascii() and text.isprintable() and text and not any(mark in text for mark in " \"'=\\")
-    return text if bare or not isinstance(value, str) else json.dumps(text)
+    text = _bounded(value if isinstance(value, str) else _repr(value))
+    bare = bool(text) and text.isascii() and not any(mark in text for mark in " \"'=\\")
+    return text if text.isprintable() and (bare or not isinstance(value, str)) else json.dumps(text)
 
 
 def _as_json(value: object) -> object:
-    """A value that JSON carries as it is, or else its text."""
-    if value is None or isinstance(value, bool | int):
+    """A value that JSON carries as it is, one list deep, or else its text."""
+    if isinstance(value, list | tuple) and len(value) <= LIST_ITEMS_MAX:
+        return [_scalar(item) for item in value]
+    return _scalar(value)
+
+
+def _scalar(value: object) -> object:
+    if value is None or isinstance(value, bool):
         return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, str):
-        return _bounded(str(value))
-    if isinstance(value, list | tuple) and len(value) <= 100:
-        return [_as_json(item) for item in value]
-    return _bounded(_repr(value))
+    if isinstance(value, int):
+        return value if abs(value) < 1 << 64 else _bounded(_repr(value))
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    return _bounded(value if isinstance(value, str) else _repr(value))
 
 
 def _bounded(text: str) -> str:
