@@ -18,7 +18,7 @@ class IncrementalDecoder:
 
     `incomplete` are the bytes of a character that isn't whole yet. `hidden` is what the last token would have shown,
     had special tokens been shown: it stands after the text that `push` returned. `settled` says that the next id, if
-    the vocabulary has it as plain, gives exactly its plain text: `push` is a look-up then, which a caller may do itself.
+    the vocabulary has it as plain, gives exactly its plain text: `push` is but a look-up then, and a caller may do it.
     """
 
     __slots__ = (

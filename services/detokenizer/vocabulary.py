@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ class UnknownTokenId(Exception):
         self.token_id = token_id
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Vocabulary:
     """The bytes of every id, and what decoding needs to know about it.
 
@@ -39,10 +39,10 @@ class Vocabulary:
     characters, with their text: most ids, and those for which decoding is a look-up.
     """
 
-    pieces: tuple[bytes, ...]
-    plain: dict[int, str]
-    special: frozenset[int]
-    added: frozenset[int]
+    pieces: tuple[bytes, ...] = field(repr=False)
+    plain: dict[int, str] = field(repr=False)
+    special: frozenset[int] = field(repr=False)
+    added: frozenset[int] = field(repr=False)
     strips_first_space: bool
 
     def bytes_of(self, token_id: int) -> bytes:
