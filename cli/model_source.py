@@ -27,8 +27,8 @@ def model_directory(given: Path | None) -> Path:
         raise NoModel(f"there is no {given}")
     if given.suffix != ".gguf":
         raise NoModel(f"{given} is neither a directory nor a .gguf file")
-    name = f"{given.stem}-{hashlib.sha256(bytes(given.resolve())).hexdigest()[:8]}"
-    return _exported(given, _cache() / name)
+    # The model's name in requests is its directory's, so what tells equal names apart stands above it.
+    return _exported(given, _cache() / hashlib.sha256(bytes(given.resolve())).hexdigest()[:8] / given.stem)
 
 
 def _checked(directory: Path) -> Path:

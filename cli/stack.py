@@ -28,9 +28,9 @@ class Service:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is to run. `model` is a directory; None only with the fake engine."""
+    """What is to run. `model` is a directory; the fake engine needs it too, for its tokenizer."""
 
-    model: Path | None
+    model: Path
     fake_engine: bool = False
     host: str = LOOPBACK
     http_port: int = 8000
@@ -51,9 +51,9 @@ def services_of(plan: Plan) -> list[Service]:
     ports = iter(free_ports(_INTERNAL_PORTS))
     gateway = f"{plan.host}:{plan.grpc_port}"
     tokenizer, detokenizer, scheduler = (f"{LOOPBACK}:{next(ports)}" for _ in range(3))
-    model = ("--model", str(plan.model)) if plan.model else ()
+    model = ("--model", str(plan.model))
     engine = ("--engine", "fake") if plan.fake_engine else ()
-    upstream = ("--scheduler", scheduler, "--detokenizer", detokenizer)
+    upstream = ("--schedulers", scheduler, "--detokenizers", detokenizer)
     return [
         _service("gateway", gateway, ports, plan, "--http-port", str(plan.http_port), "--tokenizers", tokenizer),
         _service("services.tokenizer", tokenizer, ports, plan, *model, *upstream),
