@@ -1,0 +1,128 @@
+"""The scheduler's process: the only place where its objects meet."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc.aio
+
+from services.protocol.hello import Hello, hello_of
+from services.protocol.inspection import ADMIN_SERVICES, AdminServicer, InspectionServicer, RequestView
+from services.runtime.app import Runtime
+from services.runtime.errors import Unavailable
+from services.runtime.metrics import SchedulerMetrics
+from services.runtime.phase import Phase
+from services.scheduler import engines
+from services.scheduler.config import SchedulerConfig
+from services.scheduler.core import SchedulerCore
+from services.scheduler.inspection import views
+from services.scheduler.loop import StepLoop
+from services.scheduler.publisher import Publisher
+from services.scheduler.servicer import SchedulerServicer, Serving
+from tailrace.v1 import admin_pb2_grpc, scheduler_pb2_grpc
+
+SERVICE = "tailrace.v1.SchedulerService"
+
+STALL_CHECK_S = 1.0
+FLUSH_CHECK_S = 0.01
+FLUSH_TIMEOUT_S = 1.0
+
+
+class SchedulerApp:
+    """A scheduler as `services.runtime.app.App` wants it."""
+
+    def __init__(self, runtime: Runtime, config: SchedulerConfig) -> None:
+        self._runtime = runtime
+        self._config = config
+        self._metrics = SchedulerMetrics(runtime.registry)
+        self._serving: Serving | None = None
+
+    def add_to(self, server: grpc.aio.Server) -> Sequence[str]:
+        """The service itself."""
+        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(
+            SchedulerServicer(self._loaded, self._admitting), server
+        )
+        return (SERVICE,)
+
+    def add_to_admin(self, server: grpc.aio.Server) -> Sequence[str]:
+        """For operators."""
+        inspection = InspectionServicer(self._hello, self._views, self._attempts)
+        admin_pb2_grpc.add_InspectionServiceServicer_to_server(inspection, server)
+        admin = AdminServicer(self._runtime.request_drain, self.open_requests)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
+        return ADMIN_SERVICES
+
+    async def serve(self) -> None:
+        """Loads the engine, while health already answers, then steps until cancelled."""
+        self._runtime.set_ready(False, "loading the model")
+        # Loading runs on the thread that later steps: what an engine sets up for its thread must be set up there.
+        thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
+        loaded = await asyncio.get_running_loop().run_in_executor(thread, engines.load, self._config)
+        # What loading made lives as long as the process; a collection that visits it stops every stream meanwhile.
+        gc.collect()
+        gc.freeze()
+        core = SchedulerCore(loaded.engine.info, self._config.limits)
+        loop = StepLoop(loaded.engine, thread, core, Publisher(), self._runtime.clock, self._metrics)
+        self._serving = Serving(loop, loaded.hello(self._runtime.epoch))
+        self._runtime.log.info("engine loaded", model=self._serving.hello.model_id, **loaded.report)
+        self._runtime.set_ready(True)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(loop.run(), name="step loop")
+            tasks.create_task(self._watch_stall(loop), name="stall watch")
+
+    def open_requests(self) -> int:
+        """Attempts that somebody still needs: not ended, or ended and not released while their route is read."""
+        if self._serving is None:
+            return 0
+        loop = self._serving.loop
+        return sum(
+            bool(attempt.open_sequences) or loop.publisher.has_call(attempt.submission.route)
+            for attempt in loop.core.attempts.values()
+        )
+
+    async def drain(self) -> None:
+        """Returns when no attempt is needed any more. New ones are refused by the phase; routes may still move."""
+        while self.open_requests():
+            await asyncio.sleep(FLUSH_CHECK_S)
+
+    async def close(self) -> None:
+        """Ends what is left as ABORTED, and gives the streams a moment to say so."""
+        if self._serving is None:
+            return
+        loop = self._serving.loop
+        loop.close()
+        deadline = self._runtime.clock.now() + FLUSH_TIMEOUT_S
+        while loop.publisher.pending and self._runtime.clock.now() < deadline:
+            await asyncio.sleep(FLUSH_CHECK_S)
+
+    async def _watch_stall(self, loop: StepLoop) -> None:
+        """A step that hangs can't say so itself; whoever routes to us must be told."""
+        while True:
+            await asyncio.sleep(STALL_CHECK_S)
+            if loop.pulse.stalled(self._config.stall_timeout_s, self._runtime.clock.now()):
+                self._runtime.set_ready(False, "the step loop stands still")
+            else:
+                self._runtime.set_ready(True)
+
+    def _loaded(self) -> Serving:
+        if self._serving is None:
+            raise Unavailable("the model is being loaded", reason="LOADING")
+        return self._serving
+
+    def _admitting(self) -> Serving:
+        if self._runtime.phase in (Phase.DRAINING, Phase.STOPPED):
+            raise Unavailable("the scheduler takes no new work: it is being stopped", reason="DRAINING")
+        return self._loaded()
+
+    def _hello(self) -> Hello:
+        return self._serving.hello if self._serving is not None else hello_of(self._runtime.epoch)
+
+    def _views(self) -> Iterator[RequestView]:
+        if self._serving is not None:
+            yield from views(self._serving.loop.core, self._runtime.clock.now())
+
+    def _attempts(self) -> int:
+        return len(self._serving.loop.core.attempts) if self._serving is not None else 0

@@ -1,0 +1,82 @@
+"""What a scheduler can be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from services.runtime.config import ProcessConfig, option, require
+from services.scheduler.admission import Limits
+
+EngineName = Literal["auto", "torch", "fake"]
+DtypeName = Literal["auto", "fp32", "bf16", "fp16"]
+FakeModeName = Literal["hash", "echo"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerConfig(ProcessConfig):
+    """One scheduler process."""
+
+    port: int = option(7003, help="port of the service; 0 picks a free one")
+    admin_port: int = option(7103, help="port for operators (inspection, drain, health); 0 picks a free one")
+    metrics_port: int = option(7203, help="port of /metrics; 0 picks a free one")
+
+    model: Path | None = option(None, help="directory of the model: config.json, tokenizer.json, safetensors")
+    model_id: str = option("", help="the model's name for callers; empty: the directory's own")
+    engine: EngineName = option("auto", help="torch, fake (computes nothing, for tests), or auto: torch")
+    dtype: DtypeName = option("auto", help="what to compute in: fp32, bf16, fp16, or auto: fp32 on CPU, bf16 on GPU")
+    device: str = option("auto", help="auto, cpu or cuda[:n]")
+    threads: int | None = option(None, help="CPU threads to compute with; none: PyTorch's own choice")
+
+    context_length: int | None = option(None, help="longest sequence, tokens; none: the model's own")
+    kv_tokens: int | None = option(None, help="size of the KV cache, tokens; none: by memory")
+    kv_memory_bytes: int | None = option(None, help="size of the KV cache, bytes; none: a share of the memory")
+    block_size: int = option(16, help="tokens per KV block")
+
+    max_running: int = option(256, help="most sequences in the batch")
+    max_waiting: int = option(1024, help="most sequences waiting for a place in it; more are refused")
+    max_step_tokens: int = option(512, help="most tokens computed in one step; longer prompts take several")
+    max_held: int = option(16384, help="most sequences remembered, ended but unreleased ones included")
+    max_tombstones: int = option(65536, help="most released attempts remembered to refuse a late Submit")
+    tombstone_ttl_s: float = option(300.0, help="how long each of them is remembered")
+    stall_timeout_s: float = option(30.0, help="a step longer than its size explains and this makes it not ready")
+
+    fake_mode: FakeModeName = option("hash", help="fake engine: ids that look random, or the prompt again and again")
+    fake_pace_ms: float = option(0.0, help="fake engine: steps end on multiples of this; 0: at once")
+    fake_prefill_us_per_token: float = option(0.0, help="fake engine: microseconds spent per prompt token")
+    fake_vocab_size: int = option(49152, help="fake engine without a model: number of ids")
+    fake_eos_token_id: int = option(2, help="fake engine without a model: the end-of-text id")
+    fake_first_id: int = option(17, help="fake engine: lowest id it gives")
+    fake_end_id: int | None = option(None, help="fake engine: it gives ids below this; none: the vocabulary's end")
+    fake_bad_output_id: int | None = option(None, help="fake engine: a prompt with this id fails")
+    fake_step_error_id: int | None = option(None, help="fake engine: a prompt with this id breaks its whole step")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        needs_model = self.engine != "fake"
+        require(self, "model", not needs_model or self.model is not None, "must be set, or engine be fake")
+        for key in ("max_running", "max_step_tokens", "block_size", "max_tombstones", "fake_vocab_size"):
+            require(self, key, getattr(self, key) >= 1, "must be at least 1")
+        for key in ("threads", "context_length", "kv_tokens", "kv_memory_bytes"):
+            value = getattr(self, key)
+            require(self, key, value is None or value >= 1, "must be at least 1, or none")
+        require(self, "kv_memory_bytes", None in (self.kv_tokens, self.kv_memory_bytes), "can't stand beside kv_tokens")
+        require(self, "max_waiting", self.max_waiting >= 0, "must be 0 or more")
+        require(self, "max_step_tokens", self.max_step_tokens >= self.max_running, "must be at least max_running")
+        least_held = self.max_running + self.max_waiting
+        require(self, "max_held", self.max_held >= least_held, "must be at least max_running + max_waiting")
+        require(self, "tombstone_ttl_s", self.tombstone_ttl_s > 0, "must be above 0")
+        require(self, "stall_timeout_s", self.stall_timeout_s > 0, "must be above 0")
+
+    @property
+    def limits(self) -> Limits:
+        """What it takes on."""
+        return Limits(
+            max_running=self.max_running,
+            max_waiting=self.max_waiting,
+            max_step_tokens=self.max_step_tokens,
+            max_held=self.max_held,
+            max_tombstones=self.max_tombstones,
+            tombstone_ttl_s=self.tombstone_ttl_s,
+        )

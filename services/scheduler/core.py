@@ -1,0 +1,411 @@
+"""The scheduler's decisions, without a thread, a socket or a clock: events in, effects out.
+
+One caller drives it: `plan`, the engine's step, `apply`, and again. All else (submit, abort, release, expire) may come
+between the two; a sequence that is in the running step then ends when that step is applied.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from collections.abc import Sequence as AnySequence
+from dataclasses import dataclass, replace
+
+from services.protocol.events import FinishReason
+from services.runtime.error_tree import InvalidRequest, Overloaded, PreconditionFailed
+from services.scheduler.admission import EndRate, Limits, Tombstones, output_limit
+from services.scheduler.batch import Batch, Plan
+from services.scheduler.ending import cut_short, failure_end, natural_end
+from services.scheduler.engine.api import EngineInfo, Failed, FailureKind, Logprobs, Sampled, SequenceKey
+from services.scheduler.kv.pool import BlockPool
+from services.scheduler.sequence import Attempt, Sequence
+from services.scheduler.state import (
+    AttemptEvent,
+    AttemptPhase,
+    SequenceEvent,
+    SequencePhase,
+    next_attempt_phase,
+)
+from services.scheduler.submission import ChoiceStart, Route, Submission
+from services.scheduler.token_log import End, TokenLog
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An attempt was accepted; its logs may hold the output so far."""
+
+    route: Route
+    logs: AnySequence[TokenLog]
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """These logs have more ids, or an end."""
+
+    logs: AnySequence[TokenLog]
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """An attempt was forgotten. `route` None: it was not known here, so nobody knows whose it was."""
+
+    attempt_id: int
+    route: Route | None
+    logs: AnySequence[TokenLog] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Sequences ended, each for good."""
+
+    ends: AnySequence[End]
+
+
+Effect = Opened | Progressed | Released | Ended
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """How busy the scheduler is: sequences, and KV blocks of `block_size` tokens."""
+
+    waiting_sequences: int
+    running_sequences: int
+    free_blocks: int
+    cached_blocks: int
+    total_blocks: int
+    block_size: int
+
+
+NO_LOGPROBS = Logprobs(-1e30, (), ())
+"""Stands in where an engine gave none though they were asked for: a row has one entry per id, whatever happens."""
+
+
+class SchedulerCore:
+    """All attempts and sequences of one scheduler. Times are seconds on one monotonic clock."""
+
+    def __init__(self, info: EngineInfo, limits: Limits) -> None:
+        self.info = info
+        self.limits = limits
+        self.attempts: dict[int, Attempt] = {}
+        self._batch = Batch(BlockPool(info.total_blocks), info.block_size, limits)
+        self._tombstones = Tombstones(ttl_s=limits.tombstone_ttl_s, max_count=limits.max_tombstones)
+        self._rate = EndRate()
+        self._ended: list[End] = []
+        self._deadlines: list[tuple[float, int]] = []
+        self._leaving: dict[SequenceKey, tuple[Sequence, FinishReason]] = {}
+        self._stepping: Plan | None = None
+        self._next_key = 0
+        self._held = 0
+        self._open = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step is due."""
+        return self._batch.has_work
+
+    @property
+    def open_sequences(self) -> int:
+        """Sequences that have not ended."""
+        return self._open
+
+    @property
+    def held_sequences(self) -> int:
+        """Sequences of all attempts that are not released."""
+        return self._held
+
+    @property
+    def tombstones(self) -> int:
+        """Attempts that a late Submit would be refused for."""
+        return len(self._tombstones)
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When `expire` should be called at the latest."""
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def load(self) -> Load:
+        """Where it stands now."""
+        return Load(
+            waiting_sequences=len(self._batch.waiting),
+            running_sequences=self._batch.running + len(self._leaving),
+            free_blocks=self._batch.pool.free,
+            cached_blocks=0,
+            total_blocks=self._batch.pool.total,
+            block_size=self._batch.block_size,
+        )
+
+    def submit(self, submission: Submission, now: float) -> list[Effect]:
+        """Accepts an attempt; a known one is accepted again, with no effect.
+
+        Raises InvalidRequest for what can never be served, PreconditionFailed for a released attempt, Overloaded.
+        """
+        self._tombstones.forget_old(now)
+        phase = self._attempt_phase(submission.attempt_id)
+        if next_attempt_phase(phase, AttemptEvent.SUBMIT) is AttemptPhase.RELEASED:
+            raise PreconditionFailed(f"attempt {submission.attempt_id:#x} was released before it came")
+        if phase is not AttemptPhase.UNKNOWN:
+            return []
+        limit = output_limit(submission, self.info)
+        self._check_load(submission, now)
+        return self._accept(submission, limit, now)
+
+    def abort(self, attempt_ids: Iterable[int], reason: FinishReason, now: float) -> list[Effect]:
+        """Stops attempts: at once where no step uses them, otherwise when it is applied. Unknown ones are buried."""
+        logs: list[TokenLog] = []
+        for attempt_id in attempt_ids:
+            attempt = self.attempts.get(attempt_id)
+            if attempt is None:
+                self._bury(attempt_id, AttemptEvent.ABORT, now)
+            else:
+                attempt.move(AttemptEvent.ABORT)
+                logs += self._stop(attempt, reason, now)
+        return self._effects(logs)
+
+    def release(self, attempt_ids: Iterable[int], now: float) -> list[Effect]:
+        """Stops and forgets attempts; each leaves a tombstone."""
+        effects: list[Effect] = []
+        for attempt_id in attempt_ids:
+            attempt = self.attempts.pop(attempt_id, None)
+            if attempt is None:
+                self._bury(attempt_id, AttemptEvent.RELEASE, now)
+                effects.append(Released(attempt_id, None))
+                continue
+            self._stop(attempt, FinishReason.ABORTED, now)
+            attempt.move(AttemptEvent.RELEASE)
+            effects.append(self._forget(attempt, now))
+        self._prune_deadlines()
+        return effects + self._effects([])
+
+    def expire(self, now: float) -> list[Effect]:
+        """Ends what has passed its deadline, wherever it stands."""
+        logs: list[TokenLog] = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            attempt = self.attempts.get(heapq.heappop(self._deadlines)[1])
+            if attempt is not None:
+                logs += self._stop(attempt, FinishReason.DEADLINE, now)
+        return self._effects(logs)
+
+    def plan(self) -> Plan:
+        """The next step; the one before must have been applied."""
+        assert self._stepping is None
+        self._stepping = self._batch.plan()
+        return self._stepping
+
+    def apply(self, plan: Plan, answers: AnySequence[Sampled | Failed], now: float) -> list[Effect]:
+        """Takes in a step's answers: appends tokens, judges every end, frees blocks."""
+        assert plan is self._stepping
+        self._stepping = None
+        logs = self._end_leaving(now)
+        self._batch.advance(plan)
+        rest = self._append(answers, logs, now)
+        for answer in rest:
+            self._fail(answer, logs, now)
+        if len(answers) - len(rest) < plan.samples:
+            self._fail_unanswered(plan, answers, logs, now)
+        return self._effects(logs)
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError when any account is wrong; cheap enough for idle moments, not for every step."""
+        self._batch.check_integrity(sequence for sequence, _ in self._leaving.values())
+        held = [s for attempt in self.attempts.values() for s in attempt.sequences]
+        assert self._held == len(held)
+        for attempt in self.attempts.values():
+            still_open = sum(s.phase is not SequencePhase.ENDED for s in attempt.sequences)
+            assert attempt.open_sequences == still_open
+            assert (attempt.phase is AttemptPhase.ENDED) == (still_open == 0)
+        if not self._open:
+            assert self._batch.running == 0
+            assert self._batch.pool.free == self._batch.pool.total
+
+    # Accepting
+
+    def _attempt_phase(self, attempt_id: int) -> AttemptPhase:
+        if attempt_id in self.attempts:
+            return self.attempts[attempt_id].phase
+        return AttemptPhase.RELEASED if attempt_id in self._tombstones else AttemptPhase.UNKNOWN
+
+    def _check_load(self, submission: Submission, now: float) -> None:
+        places, limits = len(submission.choices), self.limits
+        if places > limits.max_open:
+            raise InvalidRequest("choices", f"must be at most {limits.max_open}, not {places}")
+        # A continuation was admitted once: its caller already has part of the answer.
+        if submission.continues:
+            return
+        if self._open + places > limits.max_open:
+            retry_after_s = self._rate.retry_after_s(self._open + places - limits.max_open, now)
+            raise Overloaded(f"the queue is full: {self._open} sequences are open", retry_after_s, reason="QUEUE_FULL")
+        if self._held + places > limits.max_held:
+            raise Overloaded(f"{self._held} sequences are held and not released", reason="HELD_FULL")
+
+    def _accept(self, submission: Submission, limit: int, now: float) -> list[Effect]:
+        phase = next_attempt_phase(AttemptPhase.UNKNOWN, AttemptEvent.SUBMIT)
+        deadline = None if submission.deadline_in_s is None else now + submission.deadline_in_s
+        attempt = Attempt(submission, now, deadline, phase)
+        attempt.sequences = [self._new_sequence(attempt, start, limit, now) for start in submission.choices]
+        attempt.open_sequences = len(attempt.sequences)
+        self.attempts[submission.attempt_id] = attempt
+        self._held += len(attempt.sequences)
+        self._open += len(attempt.sequences)
+        if deadline is not None:
+            heapq.heappush(self._deadlines, (deadline, submission.attempt_id))
+        for sequence in attempt.sequences:
+            self._batch.enqueue(sequence)
+            self._judge_output_so_far(sequence, now)
+        return [Opened(submission.route, [sequence.log for sequence in attempt.sequences]), *self._effects([])]
+
+    def _new_sequence(self, attempt: Attempt, start: ChoiceStart, limit: int, now: float) -> Sequence:
+        submission = attempt.submission
+        self._next_key += 1
+        with_logprobs = submission.sampling.logprobs is not None
+        log = TokenLog(
+            SequenceKey(self._next_key),
+            submission.attempt_id,
+            start.choice,
+            submission.route,
+            submission.text,
+            with_logprobs=with_logprobs,
+        )
+        log.ids.extend(start.output_ids)
+        if log.logprobs is not None:
+            log.logprobs += start.output_logprobs
+        eos_ids = () if submission.ignore_eos else self.info.eos_token_ids
+        stop_ids = tuple(dict.fromkeys((*eos_ids, *submission.stop_token_ids)))
+        suppressible = stop_ids if submission.min_tokens else ()
+        return Sequence(
+            attempt=attempt,
+            log=log,
+            spec=replace(submission.sampling, choice=start.choice, suppressible_ids=suppressible),
+            limit=limit,
+            min_tokens=submission.min_tokens,
+            stop_ids=frozenset(stop_ids),
+            progressed_at=now,
+        )
+
+    def _judge_output_so_far(self, sequence: Sequence, now: float) -> None:
+        """A continuation may have all its output already: its scheduler died before the end was told."""
+        end = natural_end(sequence) if sequence.log.ids else None
+        if end is not None:
+            self._batch.withdraw(sequence)
+            self._end(sequence, end, now)
+
+    # Stepping
+
+    def _append(
+        self, answers: AnySequence[Sampled | Failed], logs: list[TokenLog], now: float
+    ) -> list[Sampled | Failed]:
+        """Appends the sampled tokens, in one pass without a call per token; returns the answers that are no token.
+
+        This is the scheduler's hot loop: once per sequence and step.
+        """
+        rest: list[Sampled | Failed] = []
+        decoding, vocab_size = self._batch.decoding, self.info.vocab_size
+        for answer in answers:
+            sequence = decoding.get(answer.key)
+            if sequence is None or isinstance(answer, Failed) or not 0 <= answer.token_id < vocab_size:
+                rest.append(answer)
+                continue
+            token_id, log, part = answer.token_id, sequence.log, sequence.decode
+            if log.logprobs is not None:
+                log.logprobs.append(answer.logprobs or NO_LOGPROBS)
+            log.ids.append(token_id)
+            part.token_ids = (token_id,)
+            part.start += 1
+            part.output_position += 1
+            sequence.progressed_at = now
+            logs.append(log)
+            if part.output_position >= sequence.checkpoint or token_id in sequence.stop_ids:
+                self._judge(sequence, now)
+        return rest
+
+    def _judge(self, sequence: Sequence, now: float) -> None:
+        end = natural_end(sequence)
+        if end is not None:
+            self._finish(sequence, end, now)
+        elif len(sequence.log.ids) >= sequence.min_tokens:
+            sequence.stop_suppressing()
+
+    def _fail(self, answer: Sampled | Failed, logs: list[TokenLog], now: float) -> None:
+        """Ends a sequence whose answer was no token, and no other. One that left meanwhile needs no answer."""
+        sequence = self._batch.decoding.get(answer.key) or self._batch.prefilling.get(answer.key)
+        if sequence is not None:
+            self._finish(sequence, failure_end(sequence, answer), now)
+            logs.append(sequence.log)
+
+    def _fail_unanswered(
+        self, plan: Plan, answers: AnySequence[Sampled | Failed], logs: list[TokenLog], now: float
+    ) -> None:
+        answered = {answer.key for answer in answers}
+        for part in plan.slices:
+            if part.samples and part.key not in answered:
+                self._fail(Failed(part.key, FailureKind.INTERNAL, "the engine gave no answer"), logs, now)
+
+    # Ending
+
+    def _stop(self, attempt: Attempt, reason: FinishReason, now: float) -> list[TokenLog]:
+        """Ends an attempt's open sequences; returns the logs of those that ended now, not those of the running step."""
+        ended: list[TokenLog] = []
+        for sequence in attempt.sequences:
+            if sequence.phase is SequencePhase.ENDED or sequence.log.key in self._leaving:
+                continue
+            if sequence.phase is not SequencePhase.WAITING and self._stepping is not None:
+                self._batch.withdraw(sequence)
+                self._leaving[sequence.log.key] = sequence, reason
+                continue
+            self._finish(sequence, cut_short(sequence, reason), now)
+            ended.append(sequence.log)
+        return ended
+
+    def _end_leaving(self, now: float) -> list[TokenLog]:
+        """Ends those that were stopped during the step that is over; what it drew for them is dropped."""
+        leaving, self._leaving = self._leaving, {}
+        for sequence, reason in leaving.values():
+            self._batch.vacate(sequence)
+            self._end(sequence, cut_short(sequence, reason), now)
+        return [sequence.log for sequence, _ in leaving.values()]
+
+    def _finish(self, sequence: Sequence, end: End, now: float) -> None:
+        held = sequence.phase is not SequencePhase.WAITING
+        self._batch.withdraw(sequence)
+        if held:
+            self._batch.vacate(sequence)
+        self._end(sequence, end, now)
+
+    def _end(self, sequence: Sequence, end: End, now: float) -> None:
+        """The one door for every end."""
+        sequence.move(SequenceEvent.END)
+        sequence.log.end = end
+        self._open -= 1
+        self._rate.add(1, now)
+        self._ended.append(end)
+        attempt = sequence.attempt
+        attempt.open_sequences -= 1
+        if not attempt.open_sequences:
+            attempt.move(AttemptEvent.ALL_ENDED)
+
+    def _effects(self, logs: list[TokenLog]) -> list[Effect]:
+        effects: list[Effect] = [Progressed(logs)] if logs else []
+        if self._ended:
+            effects.append(Ended(self._ended))
+            self._ended = []
+        return effects
+
+    # Releasing
+
+    def _forget(self, attempt: Attempt, now: float) -> Released:
+        submission = attempt.submission
+        self._held -= len(attempt.sequences)
+        self._tombstones.add(submission.attempt_id, now)
+        logs = [sequence.log for sequence in attempt.sequences]
+        for log in logs:
+            log.released = True
+        return Released(submission.attempt_id, submission.route, logs)
+
+    def _bury(self, attempt_id: int, event: AttemptEvent, now: float) -> None:
+        assert next_attempt_phase(self._attempt_phase(attempt_id), event) is AttemptPhase.RELEASED
+        self._tombstones.add(attempt_id, now)
+
+    def _prune_deadlines(self) -> None:
+        """Deadlines of released attempts go in bulk: a far one would otherwise be kept for its whole time."""
+        if len(self._deadlines) > 2 * len(self.attempts) + 64:
+            self._deadlines = [entry for entry in self._deadlines if entry[1] in self.attempts]
+            heapq.heapify(self._deadlines)

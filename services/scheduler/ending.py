@@ -1,0 +1,47 @@
+"""When a sequence ends, and as what: judged at every token, so that nothing is computed beyond an end."""
+
+from __future__ import annotations
+
+from services.protocol.events import EndOfText, ErrorCode, Failure, FinishReason, StopMatch, StopToken
+from services.scheduler.engine.api import Failed, FailureKind, Sampled
+from services.scheduler.sequence import Sequence
+from services.scheduler.token_log import End
+
+_ERROR_CODES = {
+    FailureKind.BAD_OUTPUT: ErrorCode.BAD_MODEL_OUTPUT,
+    FailureKind.OUT_OF_MEMORY: ErrorCode.OUT_OF_MEMORY,
+    FailureKind.INTERNAL: ErrorCode.INTERNAL,
+}
+
+
+def natural_end(sequence: Sequence) -> End | None:
+    """The end that the last output token brought, if it did: a stop goes before a limit reached by the same token."""
+    length, token_id = len(sequence.log.ids), sequence.log.ids[-1]
+    if token_id in sequence.stop_ids and length > sequence.min_tokens:
+        return End(FinishReason.STOP, length, stop=_stop_match(sequence, token_id))
+    if length >= sequence.limit:
+        return End(FinishReason.LENGTH, length)
+    return None
+
+
+def cut_short(sequence: Sequence, reason: FinishReason) -> End:
+    """The end of a sequence that somebody or its deadline stopped."""
+    return End(reason, len(sequence.log.ids))
+
+
+def failure_end(sequence: Sequence, answer: Sampled | Failed) -> End:
+    """The end of a sequence for which the engine gave no token that exists."""
+    if isinstance(answer, Failed):
+        failure = Failure(_ERROR_CODES[answer.kind], answer.message)
+    else:
+        failure = Failure(
+            ErrorCode.BAD_MODEL_OUTPUT, f"the engine drew token id {answer.token_id}, which doesn't exist"
+        )
+    return End(FinishReason.ERROR, len(sequence.log.ids), error=failure)
+
+
+def _stop_match(sequence: Sequence, token_id: int) -> StopMatch:
+    # Where an id is both, the caller asked for it: that is what it wants to hear.
+    if token_id in sequence.attempt.submission.stop_token_ids:
+        return StopToken(token_id)
+    return EndOfText(token_id)

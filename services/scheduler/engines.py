@@ -1,0 +1,108 @@
+"""Makes the engine that the configuration asks for, tries it once, and tells what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+
+from services.protocol.hello import Hello, hello_of
+from services.protocol.model_card import ModelCard, load_model_card
+from services.runtime.config import ConfigError
+from services.runtime.error_tree import PreconditionFailed
+from services.scheduler.admission import longest_sequence
+from services.scheduler.config import SchedulerConfig
+from services.scheduler.engine.api import Engine, Failed, SamplingSpec, SequenceKey, Slice
+from services.scheduler.engine.fake import FakeConfig, FakeEngine, FakeMode
+from services.scheduler.model.errors import UnsupportedModelError
+
+FAKE_CONTEXT_LENGTH = 8192
+FAKE_KV_TOKENS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    """An engine that has computed a token, the card of its model where there is one, and what start-up reports."""
+
+    engine: Engine
+    card: ModelCard | None
+    report: Mapping[str, object]
+
+    def hello(self, epoch: int) -> Hello:
+        """How this scheduler introduces itself; the context is what can be served, not what the model would allow."""
+        info = self.engine.info
+        hello = hello_of(epoch, self.card)
+        return replace(
+            hello,
+            model_id=hello.model_id or info.model_id,
+            vocab_size=info.vocab_size,
+            context_length=longest_sequence(info),
+        )
+
+
+def load(config: SchedulerConfig) -> LoadedEngine:
+    """Blocks until the engine can serve. Raises ConfigError for a model or a setting that can't be served."""
+    try:
+        card = load_model_card(config.model, model_id=config.model_id) if config.model is not None else None
+        loaded = _load_fake(config, card) if config.engine == "fake" else _load_torch(config, card)
+    except (PreconditionFailed, UnsupportedModelError, ValueError) as error:
+        raise ConfigError(str(error)) from error
+    _warm_up(loaded.engine)
+    return loaded
+
+
+def _load_fake(config: SchedulerConfig, card: ModelCard | None) -> LoadedEngine:
+    context = config.context_length or (card.context_length if card else FAKE_CONTEXT_LENGTH)
+    engine = FakeEngine(
+        FakeConfig(
+            model_id=card.model_id if card else config.model_id or "fake",
+            vocab_size=card.vocab_size if card else config.fake_vocab_size,
+            context_length=context,
+            block_size=config.block_size,
+            total_blocks=max((config.kv_tokens or FAKE_KV_TOKENS) // config.block_size, 1),
+            eos_token_ids=card.eos_token_ids if card else (config.fake_eos_token_id,),
+            mode=FakeMode(config.fake_mode),
+            first_id=config.fake_first_id,
+            end_id=config.fake_end_id,
+            pace_ms=config.fake_pace_ms,
+            prefill_us_per_token=config.fake_prefill_us_per_token,
+            bad_output_id=config.fake_bad_output_id,
+            step_error_id=config.fake_step_error_id,
+        )
+    )
+    report = {"engine": "fake", "context_length": context, "kv_tokens": engine.info.total_blocks * config.block_size}
+    return LoadedEngine(engine, card, report)
+
+
+def _load_torch(config: SchedulerConfig, card: ModelCard | None) -> LoadedEngine:
+    # Imported here, for it takes seconds and much memory, which the fake engine must not cost.
+    from services.scheduler.engine.settings import TorchEngineConfig
+    from services.scheduler.engine.torch_engine import load_engine
+
+    assert config.model is not None, "the configuration was checked"
+    engine = load_engine(
+        TorchEngineConfig(
+            model=config.model,
+            device=config.device,
+            dtype=config.dtype,
+            context_length=config.context_length,
+            kv_tokens=config.kv_tokens,
+            kv_memory_bytes=config.kv_memory_bytes,
+            block_size=config.block_size,
+            threads=config.threads,
+        )
+    )
+    return LoadedEngine(engine, card, {"engine": "torch", **asdict(engine.report)})
+
+
+def _warm_up(engine: Engine) -> None:
+    """Computes two tokens, so that the first caller pays for no lazy start, and a broken engine never becomes ready."""
+    key, spec = SequenceKey(0), SamplingSpec(seed=0, temperature=0.0)
+    engine.open(key, spec, (0,), ())
+    try:
+        for position in (0, 1):
+            answers = engine.step([Slice(key, (0,), position, (0,), True, position, False)])
+            for answer in answers:
+                if isinstance(answer, Failed):
+                    raise RuntimeError(f"the engine can't compute a token: {answer.message}")
+    finally:
+        engine.close(key)

@@ -1,0 +1,45 @@
+"""The KV memory as numbered blocks: who holds which, exactly. The memory itself belongs to the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+
+class BlockPool:
+    """A stack of free block numbers, with every block's state beside it so that none is ever given away twice."""
+
+    __slots__ = ("_free", "_held", "total")
+
+    def __init__(self, total: int) -> None:
+        assert total > 0, total
+        self.total = total
+        self._free = list(range(total - 1, -1, -1))
+        self._held = bytearray(total)
+
+    @property
+    def free(self) -> int:
+        """Blocks that nobody holds."""
+        return len(self._free)
+
+    def take(self, count: int) -> list[int]:
+        """Gives out `count` blocks; the caller has looked at `free` before."""
+        assert 0 <= count <= len(self._free), (count, len(self._free))
+        taken = [self._free.pop() for _ in range(count)]
+        for block in taken:
+            assert not self._held[block], block
+            self._held[block] = 1
+        return taken
+
+    def give_back(self, blocks: Iterable[int]) -> None:
+        """Takes blocks back; each must be held."""
+        for block in blocks:
+            assert self._held[block], block
+            self._held[block] = 0
+            self._free.append(block)
+
+    def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
+        """Raises AssertionError unless every block is either free or in exactly one of the block tables."""
+        held = [block for table in tables for block in table]
+        assert len(held) + len(self._free) == self.total, (len(held), len(self._free), self.total)
+        assert len({*held, *self._free}) == self.total, "a block is counted twice"
+        assert sum(self._held) == len(held) and all(self._held[block] for block in held), "a block's state is wrong"

@@ -1,0 +1,132 @@
+"""The step loop: plan, step, apply, publish, again; and the one door through which every other event reaches the core.
+
+The core lives on the event loop. Only the engine runs elsewhere, on a thread of its own, so requests come, leave and
+are answered while a step runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+from services.protocol.events import FinishReason
+from services.protocol.sender import Wakeup
+from services.runtime.clock import Clock
+from services.runtime.error_tree import TailraceError
+from services.runtime.metrics import SchedulerMetrics
+from services.scheduler.batch import Plan
+from services.scheduler.core import Effect, Load, SchedulerCore
+from services.scheduler.engine.api import Engine
+from services.scheduler.execution import execute
+from services.scheduler.measures import Measures
+from services.scheduler.publisher import Publisher
+from services.scheduler.pulse import Pulse
+from services.scheduler.submission import Submission
+
+
+class StepLoop:
+    """One scheduler at work. Made inside a running event loop; every method is called on it.
+
+    `thread` has one worker, and belongs to the engine.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        thread: ThreadPoolExecutor,
+        core: SchedulerCore,
+        publisher: Publisher,
+        clock: Clock,
+        metrics: SchedulerMetrics,
+    ) -> None:
+        self.core = core
+        self.publisher = publisher
+        self.pulse = Pulse()
+        self._engine = engine
+        self._clock = clock
+        self._measures = Measures(metrics, core)
+        self._thread = thread
+        self._wakeup = Wakeup()
+        self._plan: Plan | None = None
+        self._load = core.load()
+        self._load_watchers: set[Callable[[], None]] = set()
+
+    def submit(self, submission: Submission) -> None:
+        """Accepts an attempt. Raises like SchedulerCore.submit."""
+        try:
+            effects = self.core.submit(submission, self._clock.now())
+        except TailraceError as error:
+            self._measures.count_refusal(error)
+            raise
+        self._perform(effects)
+        self._wakeup.set()
+
+    def abort(self, attempt_ids: Iterable[int], reason: FinishReason = FinishReason.ABORTED) -> None:
+        """Stops attempts."""
+        self._perform(self.core.abort(attempt_ids, reason, self._clock.now()))
+        self._wakeup.set()
+
+    def release(self, attempt_ids: Iterable[int]) -> None:
+        """Stops and forgets attempts."""
+        self._perform(self.core.release(attempt_ids, self._clock.now()))
+        self._wakeup.set()
+
+    def load(self) -> Load:
+        """How busy it is."""
+        return self.core.load()
+
+    def watch_load(self, watcher: Callable[[], None]) -> None:
+        """Calls `watcher` whenever a queue's length has changed, until `unwatch_load`."""
+        self._load_watchers.add(watcher)
+
+    def unwatch_load(self, watcher: Callable[[], None]) -> None:
+        """No more."""
+        self._load_watchers.discard(watcher)
+
+    async def run(self) -> None:
+        """Steps until cancelled. An exception is a bug of ours and ends the process: its accounts can't be trusted."""
+        while True:
+            self._perform(self.core.expire(self._clock.now()))
+            if self.core.has_work:
+                await self._step()
+            else:
+                await self._rest()
+
+    def close(self) -> None:
+        """Ends every open sequence as ABORTED, after `run` was cancelled, and lets the engine thread go."""
+        self._perform(self.core.abort(list(self.core.attempts), FinishReason.ABORTED, self._clock.now()))
+        if self._plan is not None:
+            self._perform(self.core.apply(self._plan, [], self._clock.now()))
+            self._plan = None
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _step(self) -> None:
+        plan = self._plan = self.core.plan()
+        started_at = self._clock.now()
+        self.pulse.begin(plan.tokens, started_at)
+        answers = await asyncio.get_running_loop().run_in_executor(self._thread, execute, self._engine, plan)
+        now = self._clock.now()
+        self.pulse.end(now)
+        self._plan = None
+        effects = self.core.apply(plan, answers, now)
+        self._measures.count_step(plan, started_at, now)
+        self._perform(effects)
+
+    async def _rest(self) -> None:
+        if not self.core.open_sequences:
+            self._measures.check_integrity()
+        deadline = self.core.next_deadline
+        await self._wakeup.wait(None if deadline is None else max(deadline - self._clock.now(), 0.0))
+
+    def _perform(self, effects: Iterable[Effect]) -> None:
+        self.publisher.perform(effects)
+        self._measures.count(effects)
+        load = self.core.load()
+        if (load.waiting_sequences, load.running_sequences) != (
+            self._load.waiting_sequences,
+            self._load.running_sequences,
+        ):
+            self._load = load
+            for watcher in self._load_watchers:
+                watcher()

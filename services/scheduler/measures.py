@@ -1,0 +1,67 @@
+"""What the scheduler counts: per step and per end, never per token; gauges are read when somebody asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from services.runtime.error_tree import TailraceError
+from services.runtime.log import get_logger
+from services.runtime.metrics import FINISH_REASONS, STEP_KINDS, SchedulerMetrics
+from services.scheduler.batch import Plan
+from services.scheduler.core import Effect, Ended, Opened, SchedulerCore
+
+_log = get_logger("scheduler")
+
+
+class Measures:
+    """The scheduler's metrics, bound to its core."""
+
+    def __init__(self, metrics: SchedulerMetrics, core: SchedulerCore) -> None:
+        self._metrics = metrics
+        self._core = core
+        self._ended = {reason: metrics.ended_total.labels(reason) for reason in FINISH_REASONS}
+        self._step_seconds = {kind: metrics.step_seconds.labels(kind) for kind in STEP_KINDS}
+        metrics.waiting.set_function(lambda: core.load().waiting_sequences)
+        metrics.running.set_function(lambda: core.load().running_sequences)
+        metrics.blocks_free.set_function(lambda: core.load().free_blocks)
+        metrics.blocks_cached.set_function(lambda: core.load().cached_blocks)
+        metrics.blocks_capacity.set_function(lambda: core.load().total_blocks)
+        metrics.log_sequences.set_function(lambda: core.held_sequences)
+        metrics.tombstones.set_function(lambda: core.tombstones)
+
+    def count_refusal(self, error: TailraceError) -> None:
+        """A Submit was refused."""
+        self._metrics.refused_total.labels(error.reason).inc()
+
+    def count(self, effects: Iterable[Effect]) -> None:
+        """Sequences were accepted, or ended."""
+        for effect in effects:
+            if isinstance(effect, Opened):
+                self._metrics.accepted_total.inc(len(effect.logs))
+            elif isinstance(effect, Ended):
+                for end in effect.ends:
+                    self._ended[end.reason.name].inc()
+
+    def count_step(self, plan: Plan, started_at: float, now: float) -> None:
+        """A step was run."""
+        if not plan.slices:
+            return
+        prefilled = sum(tokens for _, tokens in plan.prefills)
+        kind = "decode" if not plan.prefills else "prefill" if prefilled == plan.tokens else "mixed"
+        self._step_seconds[kind].observe(now - started_at)
+        self._metrics.batch_size.observe(len(plan.slices))
+        self._metrics.output_tokens_total.inc(plan.samples)
+        if prefilled:
+            self._metrics.prompt_tokens_total.inc(prefilled)
+        for sequence in plan.admitted:
+            if not sequence.preemptions:
+                self._metrics.queue_seconds.observe(started_at - sequence.attempt.arrived_at)
+
+    def check_integrity(self) -> None:
+        """Checks every account of the idle core. A failure is counted, then raised: nothing here can be trusted."""
+        try:
+            self._core.check_integrity()
+        except AssertionError as error:
+            self._metrics.integrity_failures_total.inc()
+            _log.error("the block accounts are wrong", exc=error)
+            raise

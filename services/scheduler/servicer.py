@@ -1,0 +1,133 @@
+"""SchedulerService over the step loop: the only place where its gRPC calls are seen."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc.aio
+
+from services.protocol.hello import Hello
+from services.protocol.sender import HEARTBEAT_S, Sender
+from services.runtime.errors import answering
+from services.scheduler import wire
+from services.scheduler.core import Load
+from services.scheduler.loop import StepLoop
+from services.scheduler.publisher import Call
+from tailrace.v1 import scheduler_pb2, scheduler_pb2_grpc
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+LOAD_INTERVAL_S = 0.05
+"""Loads are told at most this often: a queue changes at every step."""
+
+LOAD_HEARTBEAT_S = HEARTBEAT_S - LOAD_INTERVAL_S
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What a loaded scheduler answers with."""
+
+    loop: StepLoop
+    hello: Hello
+
+
+class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
+    """`serving` gives the loaded scheduler or raises Unavailable; `admitting` does so only while new work is taken.
+
+    Claim and Reconcile are answered UNIMPLEMENTED by the base class.
+    """
+
+    def __init__(self, serving: Callable[[], Serving], admitting: Callable[[], Serving]) -> None:
+        self._serving = serving
+        self._admitting = admitting
+
+    async def Submit(self, request: scheduler_pb2.SubmitRequest, context: Context) -> scheduler_pb2.SubmitResponse:
+        """Accepts an attempt."""
+        async with answering(context, request_id=request.request_id):
+            serving = self._admitting()
+            serving.loop.submit(wire.parse_submit(request))
+            return scheduler_pb2.SubmitResponse(epoch=serving.hello.epoch)
+
+    async def Abort(
+        self, request: scheduler_pb2.SchedulerServiceAbortRequest, context: Context
+    ) -> scheduler_pb2.SchedulerServiceAbortResponse:
+        """Stops attempts."""
+        async with answering(context):
+            serving = self._serving()
+            serving.loop.abort(request.attempt_ids, wire.parse_abort_reason(request.reason))
+            return scheduler_pb2.SchedulerServiceAbortResponse(epoch=serving.hello.epoch)
+
+    async def Release(
+        self, request: scheduler_pb2.SchedulerServiceReleaseRequest, context: Context
+    ) -> scheduler_pb2.SchedulerServiceReleaseResponse:
+        """Stops and forgets attempts."""
+        async with answering(context):
+            serving = self._serving()
+            serving.loop.release(request.attempt_ids)
+            return scheduler_pb2.SchedulerServiceReleaseResponse(epoch=serving.hello.epoch)
+
+    async def StreamTokens(  # type: ignore[override]  # a coroutine that writes, so that `finally` always runs
+        self, request: scheduler_pb2.StreamTokensRequest, context: Context
+    ) -> None:
+        """Serves a route until its caller leaves or a newer call takes over."""
+        async with answering(context):
+            serving = self._serving()
+            publisher = serving.loop.publisher
+            call = publisher.open(*wire.parse_route_key(request.route))
+            try:
+                await context.write(wire.tokens_hello(serving.hello))
+                await _send_tokens(call, context)
+            finally:
+                publisher.close(call)
+
+    async def StreamLoad(  # type: ignore[override]  # likewise
+        self, request: scheduler_pb2.StreamLoadRequest, context: Context
+    ) -> None:
+        """Tells the load, as it changes."""
+        async with answering(context):
+            serving = self._serving()
+            loads = _Loads(serving.loop.load)
+            sender = Sender(loads.take_changed, loads.take, heartbeat_s=LOAD_HEARTBEAT_S)
+            serving.loop.watch_load(sender.wake)
+            try:
+                await context.write(wire.load_hello(serving.hello))
+                await sender.run(lambda message: _write_spaced(context, message))
+            finally:
+                serving.loop.unwatch_load(sender.wake)
+
+
+async def _send_tokens(call: Call, context: Context) -> None:
+    def take() -> scheduler_pb2.StreamTokensResponse | None:
+        rows = call.take()
+        return None if rows is None else wire.tokens_to_wire(rows)
+
+    sender = Sender(take, wire.tokens_heartbeat)
+    call.wake = sender.wake
+    await sender.run(context.write)
+
+
+async def _write_spaced(context: Context, message: scheduler_pb2.StreamLoadResponse) -> None:
+    await context.write(message)
+    await asyncio.sleep(LOAD_INTERVAL_S)
+
+
+class _Loads:
+    """One reader's view of the load: what it was told last."""
+
+    def __init__(self, read: Callable[[], Load]) -> None:
+        self._read = read
+        self._told: Load | None = None
+
+    def take_changed(self) -> scheduler_pb2.StreamLoadResponse | None:
+        load = self._read()
+        return None if load == self._told else self._tell(load)
+
+    def take(self) -> scheduler_pb2.StreamLoadResponse:
+        return self._tell(self._read())
+
+    def _tell(self, load: Load) -> scheduler_pb2.StreamLoadResponse:
+        self._told = load
+        return wire.load_to_wire(load)

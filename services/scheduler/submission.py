@@ -1,0 +1,67 @@
+"""What a scheduler is asked to run, after it was found valid: no protobuf, every default filled in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from services.scheduler.engine.api import Logprobs, SamplingSpec
+
+
+class Route(NamedTuple):
+    """Whose stream carries the output: one incarnation of a tokenizer."""
+
+    tokenizer: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextPlan:
+    """For the detokenizer: how ids become text. The scheduler hands it on and never looks inside."""
+
+    stop: tuple[str, ...] = ()
+    include_stop_in_output: bool = False
+    min_tokens: int = 0
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = False
+    begins_text: bool = False
+    token_info: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceStart:
+    """One unfinished choice, with its output so far where it is continued; logprobs are one per id or none."""
+
+    choice: int
+    output_ids: tuple[int, ...] = ()
+    output_logprobs: tuple[Logprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """One attempt. `sampling` holds for every choice but for its number; `max_tokens` None: what the context leaves.
+
+    `deadline_in_s`: what is left of the request's time, None for no limit. `record` is the tokenizer's, not read here.
+    """
+
+    attempt_id: int
+    route: Route
+    prompt_ids: tuple[int, ...]
+    choices: tuple[ChoiceStart, ...]
+    sampling: SamplingSpec
+    text: TextPlan = TextPlan()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    deadline_in_s: float | None = None
+    attempt_number: int = 0
+    tenant: str = ""
+    request_id: str = ""
+    fence: int = 1
+    record: bytes = b""
+
+    @property
+    def continues(self) -> bool:
+        """Whether this goes on with output that a caller may already have seen."""
+        return any(start.output_ids for start in self.choices)

@@ -1,0 +1,49 @@
+"""The log of one sequence: its output ids from token 0, its end, and where its one reader stands."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from services.protocol.events import Failure, FinishReason, StopMatch
+from services.scheduler.engine.api import Logprobs, SequenceKey
+from services.scheduler.submission import Route, TextPlan
+
+if TYPE_CHECKING:
+    from services.scheduler.publisher import Cursor
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Why and where a sequence ended; `token_offset` counts all of its output, the stop token included."""
+
+    reason: FinishReason
+    token_offset: int
+    stop: StopMatch | None = None
+    error: Failure | None = None
+    cached_prompt_tokens: int = 0
+
+
+class TokenLog:
+    """Append-only. Ids are four bytes each: a log may grow to the whole context and is kept until released.
+
+    `logprobs` has one entry per id where they were asked for, otherwise it is None. `cursor` is the publisher's: a log
+    has one reader, the newest call of its route.
+    """
+
+    __slots__ = ("attempt_id", "choice", "cursor", "end", "ids", "key", "logprobs", "released", "route", "text")
+
+    def __init__(
+        self, key: SequenceKey, attempt_id: int, choice: int, route: Route, text: TextPlan, *, with_logprobs: bool
+    ) -> None:
+        self.key = key
+        self.attempt_id = attempt_id
+        self.choice = choice
+        self.route = route
+        self.text = text
+        self.ids = array("I")
+        self.logprobs: list[Logprobs] | None = [] if with_logprobs else None
+        self.end: End | None = None
+        self.released = False
+        self.cursor: Cursor | None = None

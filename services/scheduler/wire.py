@@ -1,0 +1,197 @@
+"""The contract's messages to the scheduler's own words and back."""
+
+from __future__ import annotations
+
+import math
+
+from services.protocol.events import FinishReason
+from services.protocol.hello import Hello
+from services.protocol.hello import to_wire as hello_to_wire
+from services.protocol.request import GREEDY_BELOW
+from services.protocol.wire import failure_to_wire, reason_to_wire, stop_to_wire
+from services.runtime.error_tree import InvalidRequest
+from services.scheduler.core import Load
+from services.scheduler.engine.api import Logprobs, SamplingSpec
+from services.scheduler.publisher import Rows
+from services.scheduler.submission import ChoiceStart, Route, Submission, TextPlan
+from services.scheduler.token_log import End, TokenLog
+from tailrace.v1 import common_pb2, scheduler_pb2
+
+LOGPROB_FLOOR = -1e30
+"""Stands for minus infinity, which JSON can't carry."""
+
+
+def parse_submit(pb: scheduler_pb2.SubmitRequest) -> Submission:
+    """A Submit. Raises InvalidRequest; what depends on the engine (ids, lengths) is checked by the core."""
+    if not pb.attempt_id:
+        raise InvalidRequest("attempt_id", "must not be 0")
+    stopping = pb.stopping
+    return Submission(
+        attempt_id=pb.attempt_id,
+        attempt_number=pb.attempt_number,
+        route=_parse_route(pb.tokenizer, pb.tokenizer_epoch, "tokenizer"),
+        tenant=pb.tenant,
+        request_id=pb.request_id,
+        fence=pb.fence,
+        prompt_ids=tuple(pb.prompt_ids),
+        choices=tuple(_parse_choice(choice) for choice in pb.choices),
+        sampling=_parse_sampling(pb),
+        stop_token_ids=tuple(stopping.stop_token_ids),
+        ignore_eos=stopping.ignore_eos,
+        max_tokens=stopping.max_tokens if stopping.HasField("max_tokens") else None,
+        min_tokens=stopping.min_tokens,
+        text=_parse_text_plan(pb.text),
+        deadline_in_s=pb.deadline_in_ms / 1000 if pb.deadline_in_ms else None,
+        record=pb.record,
+    )
+
+
+def parse_route_key(pb: scheduler_pb2.RouteKey) -> tuple[Route, int]:
+    """A route and the generation of its call. Raises InvalidRequest."""
+    if not pb.generation:
+        raise InvalidRequest("route.generation", "must be at least 1")
+    return _parse_route(pb.tokenizer, pb.tokenizer_epoch, "route.tokenizer"), pb.generation
+
+
+def parse_abort_reason(value: int) -> FinishReason:
+    """What aborted sequences end with. Raises InvalidRequest."""
+    if value in (common_pb2.FINISH_REASON_UNSPECIFIED, common_pb2.FINISH_REASON_ABORTED):
+        return FinishReason.ABORTED
+    if value == common_pb2.FINISH_REASON_DEADLINE:
+        return FinishReason.DEADLINE
+    raise InvalidRequest("reason", "must be FINISH_REASON_ABORTED or FINISH_REASON_DEADLINE")
+
+
+def tokens_hello(hello: Hello) -> scheduler_pb2.StreamTokensResponse:
+    """The first message of a token stream."""
+    return scheduler_pb2.StreamTokensResponse(hello=hello_to_wire(hello))
+
+
+def tokens_heartbeat() -> scheduler_pb2.StreamTokensResponse:
+    """An empty batch."""
+    return scheduler_pb2.StreamTokensResponse(batch=scheduler_pb2.TokenBatch())
+
+
+def tokens_to_wire(rows: Rows) -> scheduler_pb2.StreamTokensResponse:
+    """A batch. The columns are copied whole: a message per row would cost ten times as much."""
+    message = scheduler_pb2.StreamTokensResponse()
+    batch = message.batch
+    batch.SetInParent()
+    batch.sequences.extend(rows.sequences)
+    batch.token_offsets.extend(rows.token_offsets)
+    batch.token_ids.extend(rows.token_ids)
+    if len(rows.token_ids) != len(rows.sequences):
+        batch.token_counts.extend(rows.token_counts)
+    for number, log in rows.starts:
+        batch.starts.append(_start_to_wire(number, log))
+    for row, logprobs in rows.logprobs:
+        batch.row_logprobs.add(row=row, tokens=[_logprobs_to_wire(one) for one in logprobs])
+    for number, end in rows.ends:
+        batch.ends.append(_end_to_wire(number, end))
+    batch.released_attempt_ids.extend(rows.released)
+    return message
+
+
+def load_hello(hello: Hello) -> scheduler_pb2.StreamLoadResponse:
+    """The first message of a load stream."""
+    return scheduler_pb2.StreamLoadResponse(hello=hello_to_wire(hello))
+
+
+def load_to_wire(load: Load) -> scheduler_pb2.StreamLoadResponse:
+    """The load."""
+    return scheduler_pb2.StreamLoadResponse(
+        load=scheduler_pb2.Load(
+            waiting_sequences=load.waiting_sequences,
+            running_sequences=load.running_sequences,
+            free_blocks=load.free_blocks,
+            cached_blocks=load.cached_blocks,
+            total_blocks=load.total_blocks,
+            block_size=load.block_size,
+        )
+    )
+
+
+def _parse_route(tokenizer: str, epoch: int, field: str) -> Route:
+    if not tokenizer:
+        raise InvalidRequest(field, "must not be empty")
+    return Route(tokenizer, epoch)
+
+
+def _parse_choice(pb: scheduler_pb2.SubmitChoice) -> ChoiceStart:
+    return ChoiceStart(pb.choice, tuple(pb.output_ids), tuple(_parse_logprobs(one) for one in pb.output_logprobs))
+
+
+def _parse_logprobs(pb: scheduler_pb2.TokenLogprobs) -> Logprobs:
+    return Logprobs(pb.logprob, tuple(pb.top_ids), tuple(pb.top_logprobs))
+
+
+def _parse_sampling(pb: scheduler_pb2.SubmitRequest) -> SamplingSpec:
+    sampling = pb.sampling
+    if not sampling.HasField("seed"):
+        raise InvalidRequest("sampling.seed", "must be set: what is drawn must not depend on who draws it")
+    temperature = sampling.temperature if sampling.HasField("temperature") else 1.0
+    return SamplingSpec(
+        seed=sampling.seed,
+        temperature=0.0 if temperature < GREEDY_BELOW else temperature,
+        top_p=sampling.top_p if sampling.HasField("top_p") else 1.0,
+        top_k=max(sampling.top_k, 0),
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty if sampling.HasField("repetition_penalty") else 1.0,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        logit_bias=tuple(sorted(sampling.logit_bias.items())),
+        logprobs=pb.logprobs if pb.HasField("logprobs") else None,
+    )
+
+
+def _parse_text_plan(pb: scheduler_pb2.TextPlan) -> TextPlan:
+    return TextPlan(
+        stop=tuple(pb.stop),
+        include_stop_in_output=pb.include_stop_in_output,
+        min_tokens=pb.min_tokens,
+        skip_special_tokens=pb.skip_special_tokens,
+        spaces_between_special_tokens=pb.spaces_between_special_tokens,
+        begins_text=pb.begins_text,
+        token_info=pb.token_info,
+    )
+
+
+def _start_to_wire(number: int, log: TokenLog) -> scheduler_pb2.SequenceStart:
+    text = log.text
+    return scheduler_pb2.SequenceStart(
+        sequence=number,
+        attempt_id=log.attempt_id,
+        choice=log.choice,
+        text=scheduler_pb2.TextPlan(
+            stop=text.stop,
+            include_stop_in_output=text.include_stop_in_output,
+            min_tokens=text.min_tokens,
+            skip_special_tokens=text.skip_special_tokens,
+            spaces_between_special_tokens=text.spaces_between_special_tokens,
+            begins_text=text.begins_text,
+            token_info=text.token_info,
+        ),
+    )
+
+
+def _end_to_wire(number: int, end: End) -> scheduler_pb2.SequenceEnd:
+    return scheduler_pb2.SequenceEnd(
+        sequence=number,
+        token_offset=end.token_offset,
+        reason=reason_to_wire(end.reason),
+        stop=stop_to_wire(end.stop),
+        error=failure_to_wire(end.error),
+        cached_prompt_tokens=end.cached_prompt_tokens,
+    )
+
+
+def _logprobs_to_wire(logprobs: Logprobs) -> scheduler_pb2.TokenLogprobs:
+    return scheduler_pb2.TokenLogprobs(
+        logprob=_finite(logprobs.logprob),
+        top_ids=logprobs.top_ids,
+        top_logprobs=[_finite(value) for value in logprobs.top_logprobs],
+    )
+
+
+def _finite(logprob: float) -> float:
+    return logprob if logprob > LOGPROB_FLOOR and not math.isnan(logprob) else LOGPROB_FLOOR
