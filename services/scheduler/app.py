@@ -11,6 +11,7 @@ import grpc.aio
 
 from services.protocol.hello import Hello, hello_of
 from services.protocol.inspection import ADMIN_SERVICES, AdminServicer, InspectionServicer, RequestView
+from services.protocol.sender import Wakeup
 from services.runtime.app import Runtime
 from services.runtime.errors import Unavailable
 from services.runtime.metrics import SchedulerMetrics
@@ -27,8 +28,6 @@ from tailrace.v1 import admin_pb2_grpc, scheduler_pb2_grpc
 SERVICE = "tailrace.v1.SchedulerService"
 
 STALL_CHECK_S = 1.0
-FLUSH_CHECK_S = 0.01
-FLUSH_TIMEOUT_S = 1.0
 
 
 class SchedulerApp:
@@ -85,18 +84,17 @@ class SchedulerApp:
 
     async def drain(self) -> None:
         """Returns when no attempt is needed any more. New ones are refused by the phase; routes may still move."""
-        while self.open_requests():
-            await asyncio.sleep(FLUSH_CHECK_S)
-
-    async def close(self) -> None:
-        """Ends what is left as ABORTED, and gives the streams a moment to say so."""
         if self._serving is None:
             return
-        loop = self._serving.loop
-        loop.close()
-        deadline = self._runtime.clock.now() + FLUSH_TIMEOUT_S
-        while loop.publisher.pending and self._runtime.clock.now() < deadline:
-            await asyncio.sleep(FLUSH_CHECK_S)
+        changed = Wakeup()
+        with self._serving.loop.watching(changed.set):
+            while self.open_requests():
+                await changed.wait()
+
+    async def close(self) -> None:
+        """Ends what is left as ABORTED; the streams say so, then end by themselves."""
+        if self._serving is not None:
+            self._serving.loop.close()
 
     async def _watch_stall(self, loop: StepLoop) -> None:
         """A step that hangs can't say so itself; whoever routes to us must be told."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable
 from collections.abc import Sequence as AnySequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from services.protocol.events import FinishReason
 from services.runtime.error_tree import InvalidRequest, Overloaded, PreconditionFailed
 from services.scheduler.admission import EndRate, Limits, Tombstones, output_limit
 from services.scheduler.batch import Batch, Plan
+from services.scheduler.effects import Effect, Ended, Load, Opened, Progressed, Released
 from services.scheduler.ending import cut_short, failure_end, natural_end
 from services.scheduler.engine.api import EngineInfo, Failed, FailureKind, Logprobs, Sampled, SequenceKey
 from services.scheduler.kv.pool import BlockPool
@@ -26,55 +27,8 @@ from services.scheduler.state import (
     SequencePhase,
     next_attempt_phase,
 )
-from services.scheduler.submission import ChoiceStart, Route, Submission
+from services.scheduler.submission import ChoiceStart, Submission
 from services.scheduler.token_log import End, TokenLog
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """An attempt was accepted; its logs may hold the output so far."""
-
-    route: Route
-    logs: AnySequence[TokenLog]
-
-
-@dataclass(frozen=True, slots=True)
-class Progressed:
-    """These logs have more ids, or an end."""
-
-    logs: AnySequence[TokenLog]
-
-
-@dataclass(frozen=True, slots=True)
-class Released:
-    """An attempt was forgotten. `route` None: it was not known here, so nobody knows whose it was."""
-
-    attempt_id: int
-    route: Route | None
-    logs: AnySequence[TokenLog] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """Sequences ended, each for good."""
-
-    ends: AnySequence[End]
-
-
-Effect = Opened | Progressed | Released | Ended
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """How busy the scheduler is: sequences, and KV blocks of `block_size` tokens."""
-
-    waiting_sequences: int
-    running_sequences: int
-    free_blocks: int
-    cached_blocks: int
-    total_blocks: int
-    block_size: int
-
 
 NO_LOGPROBS = Logprobs(-1e30, (), ())
 """Stands in where an engine gave none though they were asked for: a row has one entry per id, whatever happens."""

@@ -7,8 +7,9 @@ are answered while a step runs.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 from services.protocol.events import FinishReason
 from services.protocol.sender import Wakeup
@@ -16,13 +17,14 @@ from services.runtime.clock import Clock
 from services.runtime.error_tree import TailraceError
 from services.runtime.metrics import SchedulerMetrics
 from services.scheduler.batch import Plan
-from services.scheduler.core import Effect, Load, SchedulerCore
+from services.scheduler.core import SchedulerCore
+from services.scheduler.effects import Effect, Load
 from services.scheduler.engine.api import Engine
 from services.scheduler.execution import execute
 from services.scheduler.measures import Measures
-from services.scheduler.publisher import Publisher
+from services.scheduler.publisher import Call, Publisher
 from services.scheduler.pulse import Pulse
-from services.scheduler.submission import Submission
+from services.scheduler.submission import Route, Submission
 
 
 class StepLoop:
@@ -47,10 +49,10 @@ class StepLoop:
         self._clock = clock
         self._measures = Measures(metrics, core)
         self._thread = thread
+        self.closed = False
         self._wakeup = Wakeup()
         self._plan: Plan | None = None
-        self._load = core.load()
-        self._load_watchers: set[Callable[[], None]] = set()
+        self._watchers: set[Callable[[], None]] = set()
 
     def submit(self, submission: Submission) -> None:
         """Accepts an attempt. Raises like SchedulerCore.submit."""
@@ -76,13 +78,23 @@ class StepLoop:
         """How busy it is."""
         return self.core.load()
 
-    def watch_load(self, watcher: Callable[[], None]) -> None:
-        """Calls `watcher` whenever a queue's length has changed, until `unwatch_load`."""
-        self._load_watchers.add(watcher)
+    def open_call(self, route: Route, generation: int) -> Call:
+        """A new call of a route. Raises Superseded."""
+        return self.publisher.open(route, generation)
 
-    def unwatch_load(self, watcher: Callable[[], None]) -> None:
-        """No more."""
-        self._load_watchers.discard(watcher)
+    def close_call(self, call: Call) -> None:
+        """It has ended."""
+        self.publisher.close(call)
+        self._tell_watchers()
+
+    @contextmanager
+    def watching(self, watcher: Callable[[], None]) -> Iterator[None]:
+        """Meanwhile, calls `watcher` whenever something has changed: a step, an event, a call that ended."""
+        self._watchers.add(watcher)
+        try:
+            yield
+        finally:
+            self._watchers.discard(watcher)
 
     async def run(self) -> None:
         """Steps until cancelled. An exception is a bug of ours and ends the process: its accounts can't be trusted."""
@@ -94,11 +106,14 @@ class StepLoop:
                 await self._rest()
 
     def close(self) -> None:
-        """Ends every open sequence as ABORTED, after `run` was cancelled, and lets the engine thread go."""
+        """After `run` was cancelled: ends every open sequence as ABORTED, then every call, and lets the thread go."""
+        self.closed = True
         self._perform(self.core.abort(list(self.core.attempts), FinishReason.ABORTED, self._clock.now()))
         if self._plan is not None:
             self._perform(self.core.apply(self._plan, [], self._clock.now()))
             self._plan = None
+        self.publisher.close_all()
+        self._tell_watchers()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _step(self) -> None:
@@ -119,14 +134,12 @@ class StepLoop:
         deadline = self.core.next_deadline
         await self._wakeup.wait(None if deadline is None else max(deadline - self._clock.now(), 0.0))
 
-    def _perform(self, effects: Iterable[Effect]) -> None:
+    def _perform(self, effects: Sequence[Effect]) -> None:
         self.publisher.perform(effects)
         self._measures.count(effects)
-        load = self.core.load()
-        if (load.waiting_sequences, load.running_sequences) != (
-            self._load.waiting_sequences,
-            self._load.running_sequences,
-        ):
-            self._load = load
-            for watcher in self._load_watchers:
-                watcher()
+        if effects:
+            self._tell_watchers()
+
+    def _tell_watchers(self) -> None:
+        for watcher in self._watchers:
+            watcher()

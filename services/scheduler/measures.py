@@ -8,7 +8,8 @@ from services.runtime.error_tree import TailraceError
 from services.runtime.log import get_logger
 from services.runtime.metrics import FINISH_REASONS, STEP_KINDS, SchedulerMetrics
 from services.scheduler.batch import Plan
-from services.scheduler.core import Effect, Ended, Opened, SchedulerCore
+from services.scheduler.core import SchedulerCore
+from services.scheduler.effects import Effect, Ended, Opened
 
 _log = get_logger("scheduler")
 

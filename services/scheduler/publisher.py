@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from services.protocol.outbox import Outbox
-from services.runtime.error_tree import Superseded
-from services.scheduler.core import Effect, Ended, Opened, Progressed, Released
+from services.runtime.error_tree import Superseded, Unavailable
+from services.scheduler.effects import Effect, Ended, Opened, Progressed, Released
 from services.scheduler.engine.api import Logprobs, SequenceKey
 from services.scheduler.submission import Route
 from services.scheduler.token_log import End, TokenLog
@@ -105,7 +105,7 @@ class Call:
         self.route = route
         self.generation = generation
         self.wake: Callable[[], None] = _nobody
-        self.superseded = False
+        self.superseded = self.closing = False
         self.outbox: Outbox[Cursor] = Outbox()
         self.released: list[int] = []
         self._rest: Cursor | None = None
@@ -122,10 +122,15 @@ class Call:
         return self._numbers
 
     def take(self) -> Rows | None:
-        """Everything new up to the message's bound, live sequences first; None for nothing. Raises Superseded."""
+        """Everything new up to the message's bound, live sequences first; None for nothing.
+
+        Raises what the call ends with: Superseded at once, Unavailable when this process stops and all was taken.
+        """
         if self.superseded:
             raise Superseded(f"a newer call took over the route after generation {self.generation}")
         if not self.pending:
+            if self.closing:
+                raise Unavailable("the scheduler stops")
             return None
         rows = Rows()
         self._take_live(rows)
@@ -188,11 +193,6 @@ class Publisher:
         """Whether somebody reads this route."""
         return route in self._lines and self._lines[route].call is not None
 
-    @property
-    def pending(self) -> bool:
-        """Whether an open call has something to take."""
-        return any(line.call is not None and line.call.pending for line in self._lines.values())
-
     def open(self, route: Route, generation: int) -> Call:
         """A new call of a route, which starts every sequence at token 0 and ends an older call. Raises Superseded."""
         line = self._line(route)
@@ -207,6 +207,13 @@ class Publisher:
             log.cursor = Cursor(call, log, replaying=True)
         call.outbox = Outbox([log.cursor for log in line.logs.values() if log.cursor is not None])
         return call
+
+    def close_all(self) -> None:
+        """This process stops: every call ends once it has been given all there is."""
+        for line in self._lines.values():
+            if line.call is not None:
+                line.call.closing = True
+                line.call.wake()
 
     def close(self, call: Call) -> None:
         """A call has ended; the logs stay for the next one."""

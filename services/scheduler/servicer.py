@@ -11,9 +11,9 @@ import grpc.aio
 
 from services.protocol.hello import Hello
 from services.protocol.sender import HEARTBEAT_S, Sender
-from services.runtime.errors import answering
+from services.runtime.errors import Unavailable, answering
 from services.scheduler import wire
-from services.scheduler.core import Load
+from services.scheduler.effects import Load
 from services.scheduler.loop import StepLoop
 from services.scheduler.publisher import Call
 from tailrace.v1 import scheduler_pb2, scheduler_pb2_grpc
@@ -75,13 +75,12 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         """Serves a route until its caller leaves or a newer call takes over."""
         async with answering(context):
             serving = self._serving()
-            publisher = serving.loop.publisher
-            call = publisher.open(*wire.parse_route_key(request.route))
+            call = serving.loop.open_call(*wire.parse_route_key(request.route))
             try:
                 await context.write(wire.tokens_hello(serving.hello))
                 await _send_tokens(call, context)
             finally:
-                publisher.close(call)
+                serving.loop.close_call(call)
 
     async def StreamLoad(  # type: ignore[override]  # likewise
         self, request: scheduler_pb2.StreamLoadRequest, context: Context
@@ -89,14 +88,11 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         """Tells the load, as it changes."""
         async with answering(context):
             serving = self._serving()
-            loads = _Loads(serving.loop.load)
+            loads = _Loads(serving.loop)
             sender = Sender(loads.take_changed, loads.take, heartbeat_s=LOAD_HEARTBEAT_S)
-            serving.loop.watch_load(sender.wake)
-            try:
+            with serving.loop.watching(sender.wake):
                 await context.write(wire.load_hello(serving.hello))
                 await sender.run(lambda message: _write_spaced(context, message))
-            finally:
-                serving.loop.unwatch_load(sender.wake)
 
 
 async def _send_tokens(call: Call, context: Context) -> None:
@@ -117,16 +113,18 @@ async def _write_spaced(context: Context, message: scheduler_pb2.StreamLoadRespo
 class _Loads:
     """One reader's view of the load: what it was told last."""
 
-    def __init__(self, read: Callable[[], Load]) -> None:
-        self._read = read
+    def __init__(self, loop: StepLoop) -> None:
+        self._loop = loop
         self._told: Load | None = None
 
     def take_changed(self) -> scheduler_pb2.StreamLoadResponse | None:
-        load = self._read()
+        if self._loop.closed:
+            raise Unavailable("the scheduler stops")
+        load = self._loop.load()
         return None if load == self._told else self._tell(load)
 
     def take(self) -> scheduler_pb2.StreamLoadResponse:
-        return self._tell(self._read())
+        return self._tell(self._loop.load())
 
     def _tell(self, load: Load) -> scheduler_pb2.StreamLoadResponse:
         self._told = load

@@ -42,4 +42,5 @@ class BlockPool:
         held = [block for table in tables for block in table]
         assert len(held) + len(self._free) == self.total, (len(held), len(self._free), self.total)
         assert len({*held, *self._free}) == self.total, "a block is counted twice"
-        assert sum(self._held) == len(held) and all(self._held[block] for block in held), "a block's state is wrong"
+        assert sum(self._held) == len(held), "a held block is in no table"
+        assert all(self._held[block] for block in held), "a free block is in a table"

@@ -1,0 +1,55 @@
+"""What the core decided, for its shell to carry out, and what it tells of its load."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.scheduler.submission import Route
+from services.scheduler.token_log import End, TokenLog
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An attempt was accepted; its logs may hold the output so far."""
+
+    route: Route
+    logs: Sequence[TokenLog]
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """These logs have more ids, or an end."""
+
+    logs: Sequence[TokenLog]
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """An attempt was forgotten. `route` None: it was not known here, so nobody knows whose it was."""
+
+    attempt_id: int
+    route: Route | None
+    logs: Sequence[TokenLog] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Sequences ended, each for good."""
+
+    ends: Sequence[End]
+
+
+Effect = Opened | Progressed | Released | Ended
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """How busy the scheduler is: sequences, and KV blocks of `block_size` tokens."""
+
+    waiting_sequences: int
+    running_sequences: int
+    free_blocks: int
+    cached_blocks: int
+    total_blocks: int
+    block_size: int
