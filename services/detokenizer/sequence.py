@@ -12,10 +12,8 @@ from collections.abc import Sequence as Ids
 from typing import NamedTuple
 
 from services.detokenizer.batch import SequenceEnd, SequenceStart, TextBatch, TextFinish
-from services.detokenizer.incremental import IncrementalDecoder
 from services.detokenizer.state import Happening, Phase, ProtocolError, after
 from services.detokenizer.stopper import Match, Stopper
-from services.detokenizer.vocabulary import UnknownTokenId, Vocabulary
 from services.protocol.events import (
     EndOfText,
     ErrorCode,
@@ -27,6 +25,8 @@ from services.protocol.events import (
     TokenInfo,
     TopLogprob,
 )
+from services.text.incremental import IncrementalDecoder
+from services.text.vocabulary import UnknownTokenId, Vocabulary
 
 
 class Logprobs(NamedTuple):
@@ -56,7 +56,9 @@ class _Candidate(NamedTuple):
 class Sequence:
     """The state of one sequence: bounded by what is held back, whatever its length.
 
-    `received` counts the tokens that came, `text_end` the code points they gave.
+    `received` counts the tokens that came, `text_end` the code points they gave. While it is `quick`, nothing is held
+    back, and a plain token without any of the `first_characters` (of its stops) leaves at once with its plain text: the
+    core's hot loop then does all there is to do.
     """
 
     __slots__ = (
@@ -65,16 +67,15 @@ class Sequence:
         "_careful",
         "_decoder",
         "_number",
-        "_plain",
         "_plan",
-        "_quick",
         "_stopper",
-        "_text_sent",
         "_texts",
-        "_tokens_sent",
+        "_unsent",
         "_vocabulary",
         "_waiting",
+        "first_characters",
         "phase",
+        "quick",
         "received",
         "text_end",
     )
@@ -84,31 +85,24 @@ class Sequence:
         self._number = start.sequence
         self._plan = plan
         self._vocabulary = vocabulary
-        self._plain = vocabulary.plain
-        self._decoder = IncrementalDecoder(vocabulary, plan)
+        self._decoder = IncrementalDecoder(
+            vocabulary,
+            skip_special_tokens=plan.skip_special_tokens,
+            spaces_between_special_tokens=plan.spaces_between_special_tokens,
+            begins_text=plan.begins_text,
+        )
         self._stopper = Stopper(plan.stop)
         self._candidates = frozenset() if plan.include_stop_in_output else plan.end_token_ids
         self._candidate: _Candidate | None = None
         self._waiting: list[_Waiting] = []
-        self._texts: list[str] = []  # what came since _text_sent
-        self._tokens_sent = self._text_sent = 0
+        self._texts: list[str] = []  # the text that hasn't left,
+        self._unsent = 0  # and its length
+        self.first_characters = self._stopper.first_characters
         self.phase = Phase.OPEN
         self.received = 0
         self.text_end = 0
         self._careful = plan.token_info or any(token_id in vocabulary.plain for token_id in self._candidates)
-        self._quick = self._may_be_quick()
-
-    def token(self, token_id: int, batch: TextBatch) -> None:
-        """The next token, if it brings no logarithmic probabilities: the way that most tokens take."""
-        if self._quick:
-            text = self._plain.get(token_id)
-            if text is not None and self._stopper.first_characters.isdisjoint(text):
-                batch.add_token(self._number, self.received, token_id, self.text_end, text)
-                self.received += 1
-                self._tokens_sent = self.received
-                self.text_end = self._text_sent = self.text_end + len(text)
-                return
-        self.tokens((token_id,), None, batch)
+        self.quick = self._may_be_quick()
 
     def tokens(self, ids: Ids[int], logprobs: Ids[Logprobs] | None, batch: TextBatch) -> None:
         """The next tokens. `logprobs`: one per id, or None. Raises ProtocolError after the engine's end."""
@@ -128,7 +122,7 @@ class Sequence:
                 self.received += len(ids) - place - 1
                 return
         self._send(self._released(), batch)
-        self._quick = not self._waiting and self._may_be_quick()
+        self.quick = not self._waiting and self._may_be_quick()
 
     def end(self, end: SequenceEnd, batch: TextBatch) -> None:
         """The engine's end: a finish, unless there has been one. Raises ProtocolError when tokens are missing."""
@@ -163,6 +157,7 @@ class Sequence:
     def _append(self, text: str) -> None:
         if text:
             self._texts.append(text)
+            self._unsent += len(text)
             self.text_end += len(text)
 
     def _released(self) -> int:
@@ -177,27 +172,30 @@ class Sequence:
             if token.start >= released and token.end > released:
                 break
             count += 1
-        if count or released > self._text_sent:
+        if count or released > self.text_end - self._unsent:
             self._send_row(count, released, batch)
 
     def _send_row(self, count: int, released: int, batch: TextBatch) -> None:
-        text, length = "".join(self._texts), released - self._text_sent
-        tokens, self._waiting = self._waiting[:count], self._waiting[count:]
+        text, text_offset = "".join(self._texts), self.text_end - self._unsent
+        length = released - text_offset
+        tokens = self._waiting[:count]
         batch.add_row(
             self._number,
-            self._tokens_sent,
+            self.received - len(self._waiting),
             [token.token_id for token in tokens],
-            self._text_sent,
+            text_offset,
             text[:length],
             [token.shown for token in tokens if token.shown is not None],
         )
-        self._texts = [text[length:]] if length < len(text) else []
-        self._tokens_sent += count
-        self._text_sent = released
+        del self._waiting[:count]
+        self._unsent = self.text_end - released
+        self._texts = [text[length:]] if self._unsent else []
 
     def _stop(self, match: Match, batch: TextBatch) -> None:
         """A stop text was completed by the last token: the text ends before it, or with it."""
-        self.text_end -= match.end_back if self._plan.include_stop_in_output else match.start_back
+        cut = match.end_back if self._plan.include_stop_in_output else match.start_back
+        self.text_end -= cut
+        self._unsent -= cut
         self.phase = after(self.phase, Happening.CUT)
         self._finish(batch, FinishReason.STOP, stop=StopText(match.stop))
 
@@ -211,20 +209,23 @@ class Sequence:
 
     def _leave_out(self, candidate: _Candidate) -> None:
         """The last token was the end: its text goes, and a character that it would have completed is incomplete."""
-        kept = "".join(self._texts)[: candidate.text_end - self._text_sent]
-        self._texts = [kept + "\ufffd"] if candidate.incomplete else [kept]
-        self.text_end = candidate.text_end + candidate.incomplete
+        left_out = self.text_end - candidate.text_end
+        self._texts = ["".join(self._texts)[: self._unsent - left_out]]
+        self._unsent -= left_out
+        self.text_end = candidate.text_end
+        self._append("\ufffd" if candidate.incomplete else "")
 
     def _finish(
         self, batch: TextBatch, reason: FinishReason, *, stop: StopMatch | None = None, error: Failure | None = None
     ) -> None:
         """Lets everything up to the end leave, and says how it ended. The phase is already the next one."""
-        if self._waiting or self.text_end > self._text_sent:
+        self.quick = False
+        if self._waiting or self._unsent:
             self._send_row(len(self._waiting), self.text_end, batch)
         batch.finishes.append(
             TextFinish(
                 sequence=self._number,
-                token_offset=self._tokens_sent,
+                token_offset=self.received,
                 text_offset=self.text_end,
                 reason=reason,
                 stop=stop,
@@ -232,7 +233,6 @@ class Sequence:
             )
         )
         self._texts = []
-        self._quick = False
 
     def _info(self, token_id: int, logprobs: Logprobs | None) -> TokenInfo:
         shown = self._decoder.contribution(token_id)

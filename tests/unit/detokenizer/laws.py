@@ -55,11 +55,9 @@ def a_neighbour_changes_nothing(one: Case, other: Case) -> None:
     for place in range(max(len(case.ids) for case in pair)):
         for number, case in enumerate(pair):
             if place < len(case.ids):
-                core.token(number, place, case.ids[place])
+                core.column([number], [place], [case.ids[place]])
     for number, case in enumerate(pair):
-        core.end(
-            SequenceEnd(sequence=number, token_offset=len(case.ids), reason=case.end.reason, stop=case.end.stop)
-        )
+        core.end(SequenceEnd(sequence=number, token_offset=len(case.ids), reason=case.end.reason, stop=case.end.stop))
     batch = core.take()
     assert batch is not None
     for number, case in enumerate(pair):

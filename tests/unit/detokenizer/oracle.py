@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.detokenizer.plan import TextPlan
-from services.detokenizer.vocabulary import Vocabulary
+from services.text.vocabulary import Vocabulary
 from services.protocol.events import EndOfText, FinishReason, StopMatch, StopText, StopToken
 
 # The Unicode Standard, table 3-7.

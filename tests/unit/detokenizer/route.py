@@ -9,7 +9,7 @@ from services.detokenizer.batch import SequenceEnd, SequenceStart, TextBatch, Te
 from services.detokenizer.core import Core
 from services.detokenizer.plan import TextPlan
 from services.detokenizer.sequence import Logprobs
-from services.detokenizer.vocabulary import Vocabulary
+from services.text.vocabulary import Vocabulary
 from services.protocol.events import TokenInfo
 from tests.unit.detokenizer.oracle import End, Told
 
@@ -63,7 +63,7 @@ class Route:
     def give(self, ids: Sequence[int], logprobs: Sequence[Logprobs] | None = None) -> None:
         """Tokens in one delta of the engine."""
         if len(ids) == 1 and logprobs is None:
-            self.core.token(self.NUMBER, self.sent, ids[0])
+            self.core.column([self.NUMBER], [self.sent], ids)
         else:
             self.core.tokens(self.NUMBER, self.sent, ids, logprobs)
         self.sent += len(ids)

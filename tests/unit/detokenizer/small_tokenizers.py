@@ -7,9 +7,27 @@ from functools import cache
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from services.detokenizer.vocabulary import Vocabulary, parse_vocabulary
+from services.text.vocabulary import Vocabulary, parse_vocabulary
 
-WORDS = ("the", " the", " quick", " br", "own", " fox", "\n", "\n\n", "five", " five", " ", "  ", "é", "世", "🙂", "ก", "\u0301")
+WORDS = (
+    "the",
+    " the",
+    " quick",
+    " br",
+    "own",
+    " fox",
+    "\n",
+    "\n\n",
+    "five",
+    " five",
+    " ",
+    "  ",
+    "é",
+    "世",
+    "🙂",
+    "ก",
+    "\u0301",
+)
 SPECIAL = ("<s>", "</s>", "<|im_start|>", "<|im_end|>")
 ADDED = ("<think>", "</think>", "ünï cöde", "<0xEA>!")
 

@@ -13,7 +13,7 @@ from hypothesis.strategies import SearchStrategy
 from tokenizers import Tokenizer
 
 from services.detokenizer.plan import TextPlan
-from services.detokenizer.vocabulary import Vocabulary, load_vocabulary
+from services.text.vocabulary import Vocabulary, load_vocabulary
 from services.protocol.events import FinishReason
 from tests.tokenizer_files import FAMILIES, NotToBeHad, tokenizer_file
 from tests.unit.detokenizer import laws

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from services.detokenizer.plan import TextPlan
-from services.detokenizer.vocabulary import Vocabulary
+from services.text.vocabulary import Vocabulary
 from services.protocol.events import EndOfText, FinishReason, StopMatch, StopToken
 from tests.unit.detokenizer.oracle import End, text_of
 

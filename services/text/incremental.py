@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from codecs import utf_8_decode
 
-from services.detokenizer.plan import TextPlan
-from services.detokenizer.vocabulary import Vocabulary
+from services.text.vocabulary import Vocabulary
 
 
 class IncrementalDecoder:
@@ -33,12 +32,19 @@ class IncrementalDecoder:
         "settled",
     )
 
-    def __init__(self, vocabulary: Vocabulary, plan: TextPlan) -> None:
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        *,
+        skip_special_tokens: bool,
+        spaces_between_special_tokens: bool,
+        begins_text: bool,
+    ) -> None:
         self._vocabulary = vocabulary
         self._plain = vocabulary.plain
-        self._skip = plan.skip_special_tokens
-        self._spaces = plan.spaces_between_special_tokens
-        self._strip = plan.begins_text and vocabulary.strips_first_space
+        self._skip = skip_special_tokens
+        self._spaces = spaces_between_special_tokens
+        self._strip = begins_text and vocabulary.strips_first_space
         self._after_special = False
         self.incomplete = b""
         self.hidden = ""

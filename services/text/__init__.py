@@ -1,0 +1,1 @@
+"""Ids, bytes and text, purely: what the detokenizer streams with, and the tokenizer answers Detokenize with."""
