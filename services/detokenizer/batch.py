@@ -76,15 +76,6 @@ class TextBatch:
     def __bool__(self) -> bool:
         return bool(self.sequences or self.starts or self.finishes or self.engine_ends or self.released_attempt_ids)
 
-    def add_token(self, sequence: int, token_offset: int, token_id: int, text_offset: int, text: str) -> None:
-        """Adds a row of one token, which is what most are."""
-        self.sequences.append(sequence)
-        self.token_offsets.append(token_offset)
-        self.token_counts.append(1)
-        self.token_ids.append(token_id)
-        self.text_offsets.append(text_offset)
-        self.texts.append(text)
-
     def add_row(
         self,
         sequence: int,
