@@ -1,0 +1,69 @@
+"""From a valid request to one that can run: its prompt as ids, its limit within the context, its randomness drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from services.protocol.request import ChatPrompt, IdsPrompt, OnDisconnect, TextPrompt, ValidRequest
+from services.runtime.error_tree import InvalidRequest
+from services.tokenizer.entry import Pinned
+
+DEADLINE_MARGIN_S = 0.1
+"""How much earlier than the caller's own deadline we stop, so that it gets our answer and not its timeout."""
+
+
+def refuse_unserved(request: ValidRequest) -> None:
+    """Raises InvalidRequest for what the contract has and this version does not do."""
+    if request.on_disconnect is OnDisconnect.DETACH:
+        raise InvalidRequest("options.on_disconnect", "ON_DISCONNECT_DETACH is not served by this version")
+    if request.retain_ms:
+        raise InvalidRequest("options.retain_ms", "is not served by this version")
+
+
+def prompt_field(request: ValidRequest) -> str:
+    """What the caller calls its prompt."""
+    match request.prompt:
+        case TextPrompt():
+            return "text"
+        case IdsPrompt():
+            return "token_ids.ids"
+        case ChatPrompt():
+            return "messages"
+
+
+def pin(
+    request: ValidRequest, prompt_ids: Sequence[int], *, context_length: int, random_bits: Callable[[int], int]
+) -> Pinned:
+    """Fixes what was left open: id, seed, and max_tokens as what the context leaves.
+
+    Raises InvalidRequest naming the prompt when it leaves no room for output.
+    """
+    room = context_length - len(prompt_ids)
+    if room < 1:
+        raise InvalidRequest(
+            prompt_field(request),
+            f"has {len(prompt_ids)} tokens; the context holds {context_length}, of which one at least is for output",
+        )
+    stopping = request.stopping
+    max_tokens = min(stopping.max_tokens or room, room)
+    seed = request.sampling.seed
+    return Pinned(
+        replace(
+            request,
+            request_id=request.request_id or f"req-{random_bits(96):024x}",
+            sampling=replace(request.sampling, seed=random_bits(64) if seed is None else seed),
+            stopping=replace(stopping, max_tokens=max_tokens, min_tokens=min(stopping.min_tokens, max_tokens)),
+        ),
+        prompt_ids,
+    )
+
+
+def deadline_of(request: ValidRequest, caller_deadline_s: float | None, now: float) -> float | None:
+    """When the request ends with DEADLINE, as `now` counts; `caller_deadline_s` is what is left of the caller's own."""
+    moments = []
+    if request.timeout_ms:
+        moments.append(now + request.timeout_ms / 1000)
+    if caller_deadline_s is not None:
+        moments.append(now + max(caller_deadline_s - DEADLINE_MARGIN_S, caller_deadline_s / 2))
+    return min(moments, default=None)

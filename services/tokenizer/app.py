@@ -1,0 +1,118 @@
+"""Where a tokenizer is put together."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+
+import grpc.aio
+
+from services.protocol.generation import GenerationServicer
+from services.protocol.hello import hello_of
+from services.protocol.inspection import ADMIN_SERVICES, AdminServicer, InspectionServicer
+from services.protocol.model_card import load_model_card
+from services.runtime.app import Runtime
+from services.runtime.metrics import TokenizerMetrics
+from services.tokenizer.chat_template import ChatTemplate
+from services.tokenizer.config import Config
+from services.tokenizer.core import Ledger
+from services.tokenizer.encoder import Encoder
+from services.tokenizer.gateway_streams import Gateways
+from services.tokenizer.local import LocalRequests
+from services.tokenizer.observer import Observer
+from services.tokenizer.servicer import TokenizerServicer
+from services.tokenizer.shell import Shell
+from services.tokenizer.text_calls import TextCalls
+from services.tokenizer.upstream import SchedulerLink
+from services.tokenizer.views import LedgerGauges, views
+from tailrace.v1 import admin_pb2_grpc, generation_pb2_grpc, tokenizer_pb2_grpc
+
+PUBLIC_SERVICES = ("tailrace.v1.TokenizerService", "tailrace.v1.GenerationService")
+
+CLOSE_TIMEOUT_S = 3.0
+"""For readers to take their last events and for schedulers to be told; within the process's own bound."""
+
+
+class TokenizerApp:
+    """One tokenizer process: the head and the tail of every request."""
+
+    def __init__(self, runtime: Runtime, config: Config) -> None:
+        self._runtime = runtime
+        card = load_model_card(config.model, model_id=config.model_id)
+        encoder = Encoder(config.model, max_prompt_bytes=config.max_prompt_bytes)
+        template = ChatTemplate(config.model)
+        metrics = TokenizerMetrics(runtime.registry)
+        self._hello = hello_of(runtime.epoch, card)
+        self._ledger = Ledger(model_id=card.model_id, max_open=config.max_open_requests, random_bits=secrets.randbits)
+        self._gauges = LedgerGauges(self._ledger, metrics)
+        self._links: dict[str, SchedulerLink] = {}
+        self._shell = Shell(
+            card=card,
+            ledger=self._ledger,
+            encoder=encoder,
+            template=template,
+            links=self._links,
+            observer=Observer(metrics),
+            clock=runtime.clock,
+        )
+        for address in config.schedulers:
+            self._links[address] = SchedulerLink(
+                address,
+                config.detokenizers,
+                name=runtime.name,
+                hello=self._hello,
+                ledger=self._ledger,
+                perform=self._shell.perform,
+                on_change=self._routes_changed,
+                clock=runtime.clock,
+                metrics=metrics,
+                submit_timeout_s=config.submit_timeout_s,
+                engine_grace_s=config.engine_grace_s,
+            )
+        self._gateways = Gateways(self._shell.end, grace_s=config.gateway_grace_s)
+        text_calls = TextCalls(card, encoder, template, created_unix_ms=runtime.clock.unix_ms())
+        self._requests = LocalRequests(self._shell, text_calls)
+        self._routes_changed()
+
+    def add_to(self, server: grpc.aio.Server) -> Sequence[str]:
+        """TokenizerService for gateways, GenerationService for direct callers."""
+        servicer = TokenizerServicer(self._shell, self._gateways, hello=self._hello, clock=self._runtime.clock)
+        tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(servicer, server)
+        generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationServicer(self._requests), server)
+        return PUBLIC_SERVICES
+
+    def add_to_admin(self, server: grpc.aio.Server) -> Sequence[str]:
+        """Inspection and drain."""
+        inspection = InspectionServicer(
+            lambda: self._hello, lambda: views(self._ledger, self._runtime.clock.now), self.open_requests
+        )
+        admin_pb2_grpc.add_InspectionServiceServicer_to_server(inspection, server)
+        admin = AdminServicer(self._runtime.request_drain, self.open_requests)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
+        return ADMIN_SERVICES
+
+    async def serve(self) -> None:
+        """Keeps routes, leases and deadlines going."""
+        await self._shell.run(self._on_tick)
+
+    def open_requests(self) -> int:
+        """Entries in the ledger."""
+        return len(self._ledger)
+
+    async def drain(self) -> None:
+        """Refuses new requests and waits for the open ones."""
+        await self._shell.drain()
+
+    async def close(self) -> None:
+        """Ends what is left with ABORTED, and releases it."""
+        await self._shell.close(CLOSE_TIMEOUT_S)
+        self._gauges.set()
+
+    def _on_tick(self, now: float) -> None:
+        self._gateways.expire(now)
+        self._gauges.set()
+
+    def _routes_changed(self) -> None:
+        ready = any(link.live for link in self._links.values())
+        why = "; ".join(f"scheduler {link.address}: {link.why_not}" for link in self._links.values() if not link.live)
+        self._runtime.set_ready(ready, "" if ready else why)

@@ -1,0 +1,148 @@
+"""What goes to a gateway in one message, as columns, and the cursors that fill them.
+
+A cursor here is like protocol.answer's, but writes its row into columns instead of making a Delta: at a row per stream
+and step, the objects would cost more than everything else in this process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from services.protocol.answer import AnswerLog, ChoiceLog
+from services.protocol.events import Finish, TokenInfo, Usage
+
+MAX_ROW_TOKENS = 2048
+"""Most tokens in a row that carries token-level output, which may take half a kilobyte a token."""
+
+_TOKEN_WEIGHT, _INFO_WEIGHT, _TOP_WEIGHT = 12, 32, 24  # bytes on the wire, about, on the heavy side
+
+
+class EventColumns:
+    """One message: row i is entry i of each column; finishes and completions stand beside them."""
+
+    __slots__ = (
+        "choices",
+        "completions",
+        "finishes",
+        "info_bytes",
+        "row_tokens",
+        "several_choices",
+        "several_tokens",
+        "stream_ids",
+        "text_offsets",
+        "texts",
+        "token_counts",
+        "token_ids",
+        "token_offsets",
+    )
+
+    def __init__(self) -> None:
+        self.stream_ids: list[int] = []
+        self.choices: list[int] = []
+        self.token_offsets: list[int] = []
+        self.token_counts: list[int] = []
+        self.token_ids: list[int] = []
+        self.text_offsets: list[int] = []
+        self.texts: list[str] = []
+        self.row_tokens: list[tuple[int, Sequence[TokenInfo]]] = []
+        self.finishes: list[tuple[int, Finish]] = []
+        self.completions: list[tuple[int, Usage]] = []
+        self.several_choices = False
+        self.several_tokens = False
+        self.info_bytes = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.stream_ids or self.finishes or self.completions)
+
+    @property
+    def weight_bytes(self) -> int:
+        """About how large the message is."""
+        return len(self.token_ids) * _TOKEN_WEIGHT + self.info_bytes
+
+    def add_tokens(self, tokens: Sequence[TokenInfo]) -> None:
+        """Token-level output of the row that is about to be added."""
+        self.row_tokens.append((len(self.stream_ids), tokens))
+        self.info_bytes += sum(_INFO_WEIGHT + _TOP_WEIGHT * len(token.top) for token in tokens)
+
+    def add_row(
+        self, stream_id: int, choice: int, token_offset: int, token_ids: Sequence[int], text_offset: int, text: str
+    ) -> None:
+        """A row of any number of tokens."""
+        self.stream_ids.append(stream_id)
+        self.choices.append(choice)
+        self.token_offsets.append(token_offset)
+        self.token_counts.append(len(token_ids))
+        self.token_ids += token_ids
+        self.text_offsets.append(text_offset)
+        self.texts.append(text)
+        if choice:
+            self.several_choices = True
+        if len(token_ids) != 1:
+            self.several_tokens = True
+
+
+class StreamCursor:
+    """Where a gateway's stream stands in an answer. With `whole`, a choice is held until it has ended."""
+
+    __slots__ = ("_choices", "_completed", "_log", "_stream_id", "_whole")
+
+    def __init__(self, log: AnswerLog, stream_id: int, *, whole: bool) -> None:
+        self._log = log
+        self._stream_id = stream_id
+        self._whole = whole
+        self._completed = False
+        self._choices = [_ChoiceCursor(choice) for choice in log.choices]
+
+    def token_offset(self, choice: int) -> int:
+        """Tokens of a choice that were sent."""
+        return self._choices[choice].token_offset
+
+    def take_into(self, columns: EventColumns) -> None:
+        """Puts everything beyond the cursor into the columns, and moves the cursor past it."""
+        for choice, cursor in enumerate(self._choices):
+            log = cursor.log
+            if cursor.finished or (self._whole and log.finish is None):
+                continue
+            if cursor.token_offset < len(log.token_ids) or cursor.text_offset < log.text_length:
+                cursor.take_into(columns, self._stream_id, choice)
+            if log.finish is not None:
+                cursor.finished = True
+                columns.finishes.append((self._stream_id, log.finish))
+        if self._log.usage is not None and not self._completed:
+            self._completed = True
+            columns.completions.append((self._stream_id, self._log.usage))
+
+
+class _ChoiceCursor:
+    """Tokens, text pieces and code points taken of one choice."""
+
+    __slots__ = ("finished", "log", "piece", "text_offset", "token_offset")
+
+    def __init__(self, log: ChoiceLog) -> None:
+        self.log = log
+        self.finished = False
+        self.token_offset = 0
+        self.piece = 0
+        self.text_offset = 0
+
+    def take_into(self, columns: EventColumns, stream_id: int, choice: int) -> None:
+        log = self.log
+        start, text_start = self.token_offset, self.text_offset
+        self.token_offset, self.text_offset = len(log.token_ids), log.text_length
+        pieces = log.pieces[self.piece :]
+        self.piece += len(pieces)
+        text = pieces[0] if len(pieces) == 1 else "".join(pieces)
+        if log.tokens:
+            start = self._take_tokens(columns, stream_id, choice, start, text_start)
+        columns.add_row(stream_id, choice, start, log.token_ids[start:], text_start, text)
+
+    def _take_tokens(self, columns: EventColumns, stream_id: int, choice: int, start: int, text_start: int) -> int:
+        """Token-level output in rows of bounded size; the text comes with the last one. Returns where that starts."""
+        log = self.log
+        while self.token_offset - start > MAX_ROW_TOKENS:
+            end = start + MAX_ROW_TOKENS
+            columns.add_tokens(log.tokens[start:end])
+            columns.add_row(stream_id, choice, start, log.token_ids[start:end], text_start, "")
+            start = end
+        columns.add_tokens(log.tokens[start:])
+        return start

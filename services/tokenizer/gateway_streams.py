@@ -1,0 +1,170 @@
+"""Gateways and their streams: which answers each gateway reads, and what its event stream still has to carry.
+
+A gateway is known by its epoch, from its first StreamEvents call on. When that call is lost, the same epoch may open
+another and gets its streams from their beginning (it compares); without one for a grace, its callers count as gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from services.protocol.outbox import Outbox
+from services.protocol.sender import MAX_BATCH_BYTES, Sender
+from services.runtime.error_tree import AlreadyExists, InvalidRequest, PreconditionFailed, Superseded
+from services.tokenizer.columns import EventColumns, StreamCursor
+from services.tokenizer.entry import Entry
+
+EndStream = Callable[[Entry, bool], None]
+"""Told when a stream has ended on the caller's side: the entry, and whether the caller had the terminal event."""
+
+
+class GatewayStream:
+    """One answer on its way to a gateway; a Reader of its entry."""
+
+    __slots__ = ("cursor", "entry", "gateway", "stream_id")
+
+    def __init__(self, gateway: Gateway, stream_id: int, entry: Entry) -> None:
+        self.gateway = gateway
+        self.stream_id = stream_id
+        self.entry = entry
+        self.cursor = self._new_cursor()
+
+    def mark(self) -> None:
+        """The answer has something new."""
+        call = self.gateway.call
+        if call is not None:
+            call.mark(self)
+
+    def token_offset(self, choice: int) -> int:
+        """Tokens of a choice that were sent."""
+        return self.cursor.token_offset(choice)
+
+    def rewind(self) -> None:
+        """Back to the beginning, for a new call."""
+        self.cursor = self._new_cursor()
+
+    def _new_cursor(self) -> StreamCursor:
+        return StreamCursor(self.entry.log, self.stream_id, whole=self.entry.pinned.request.whole)
+
+
+class Gateway:
+    """One incarnation of a gateway. `lost_at`: since when it has no call, monotonic seconds; None while it has one."""
+
+    __slots__ = ("call", "epoch", "lost_at", "streams")
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.streams: dict[int, GatewayStream] = {}
+        self.call: GatewayCall | None = None
+        self.lost_at: float | None = None
+
+    def add(self, stream_id: int, entry: Entry) -> GatewayStream:
+        """A stream for an entry; `check_new` has said that its number is free."""
+        stream = GatewayStream(self, stream_id, entry)
+        self.streams[stream_id] = stream
+        entry.readers.append(stream)
+        return stream
+
+    def check_new(self, stream_id: int) -> None:
+        """Raises AlreadyExists for a number that is in use."""
+        if stream_id in self.streams:
+            raise AlreadyExists(f"stream {stream_id}")
+
+    def remove(self, stream_id: int) -> GatewayStream | None:
+        """Takes a stream out; None when it is not known, which is to say already out."""
+        stream = self.streams.pop(stream_id, None)
+        if stream is not None:
+            stream.entry.readers.remove(stream)
+        return stream
+
+
+class GatewayCall:
+    """One StreamEvents call: takes what is beyond its streams' cursors, live ones before those replayed."""
+
+    def __init__(self, streams: Iterable[GatewayStream]) -> None:
+        self._outbox: Outbox[GatewayStream] = Outbox(streams)
+        self._superseded = False
+        self.sender: Sender[EventColumns] = Sender(self.take, EventColumns)
+
+    def mark(self, stream: GatewayStream) -> None:
+        """The stream has something new."""
+        self._outbox.mark(stream)
+        self.sender.wake()
+
+    def supersede(self) -> None:
+        """A newer call of the same gateway has come; this one ends."""
+        self._superseded = True
+        self.sender.wake()
+
+    def take(self) -> EventColumns | None:
+        """The next message, or None when there is nothing. Raises Superseded once a newer call has come."""
+        if self._superseded:
+            raise Superseded("a newer StreamEvents call of this gateway has come")
+        columns = EventColumns()
+        live = iter(self._outbox.take_live())
+        for stream in live:
+            stream.cursor.take_into(columns)
+            if columns.weight_bytes >= MAX_BATCH_BYTES:
+                self._outbox.mark_all(live)
+        while columns.weight_bytes < MAX_BATCH_BYTES and (replayed := self._outbox.take_replay()) is not None:
+            replayed.cursor.take_into(columns)
+        return columns or None
+
+
+class Gateways:
+    """Every gateway that is connected, or may come back."""
+
+    def __init__(self, end_stream: EndStream, *, grace_s: float) -> None:
+        self._end_stream = end_stream
+        self._grace_s = grace_s
+        self._gateways: dict[int, Gateway] = {}
+
+    def __iter__(self) -> Iterator[Gateway]:
+        return iter(self._gateways.values())
+
+    def get(self, epoch: int) -> Gateway:
+        """A gateway that has opened its event stream. Raises PreconditionFailed."""
+        gateway = self._gateways.get(epoch)
+        if gateway is None:
+            raise PreconditionFailed("this gateway has no StreamEvents call here; open it first")
+        return gateway
+
+    def connect(self, epoch: int) -> GatewayCall:
+        """A new call; an older one of the same epoch ends, and the streams start over."""
+        if epoch == 0:
+            raise InvalidRequest("gateway.epoch", "must not be 0")
+        gateway = self._gateways.setdefault(epoch, Gateway(epoch))
+        if gateway.call is not None:
+            gateway.call.supersede()
+        for stream in gateway.streams.values():
+            stream.rewind()
+        gateway.call = GatewayCall(gateway.streams.values())
+        gateway.lost_at = None
+        return gateway.call
+
+    def disconnect(self, epoch: int, call: GatewayCall, now: float) -> None:
+        """A call is over; if it was the gateway's newest, its grace begins."""
+        gateway = self._gateways.get(epoch)
+        if gateway is not None and gateway.call is call:
+            gateway.call = None
+            gateway.lost_at = now
+
+    def release(self, epoch: int, stream_id: int, *, delivered: bool) -> None:
+        """A stream has ended on the caller's side; one that is not known is already out."""
+        gateway = self._gateways.get(epoch)
+        stream = gateway.remove(stream_id) if gateway is not None else None
+        if stream is not None:
+            self._end_stream(stream.entry, delivered)
+
+    def expire(self, now: float) -> None:
+        """Gives up gateways that were away for longer than the grace: their callers are gone."""
+        for gateway in list(self._gateways.values()):
+            if gateway.lost_at is not None and now >= gateway.lost_at + self._grace_s:
+                del self._gateways[gateway.epoch]
+                for stream_id in list(gateway.streams):
+                    self._drop(gateway, stream_id)
+
+    def _drop(self, gateway: Gateway, stream_id: int) -> None:
+        stream = gateway.remove(stream_id)
+        if stream is not None:
+            self._end_stream(stream.entry, False)

@@ -1,0 +1,92 @@
+"""This process's own GenerationService: the same requests, read straight from their logs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+from services.protocol.answer import AnswerCursor
+from services.protocol.events import AbortOutcome, Completed, Delta, Finish, Started
+from services.protocol.generation import OpenPb
+from services.protocol.sender import Wakeup
+from services.runtime.errors import Unsupported
+from services.tokenizer.entry import Entry
+from services.tokenizer.shell import Shell
+from services.tokenizer.text_calls import TextCalls
+from tailrace.v1 import generation_pb2
+
+
+class LocalAnswer:
+    """One direct caller's side of a request; a Reader of its entry."""
+
+    def __init__(self, shell: Shell, entry: Entry) -> None:
+        self._shell = shell
+        self._entry = entry
+        self._cursor = AnswerCursor(entry.log, whole=entry.pinned.request.whole)
+        self._wakeup = Wakeup()
+
+    @property
+    def started(self) -> Started:
+        """The stream's first event."""
+        return self._entry.started
+
+    def mark(self) -> None:
+        """The answer has something new."""
+        self._wakeup.set()
+
+    def token_offset(self, choice: int) -> int:
+        """Tokens of a choice that were taken."""
+        return self._cursor.offsets()[choice][0]
+
+    async def batches(self) -> AsyncIterator[Sequence[Delta | Finish | Completed]]:
+        """What is new, merged since the last batch, until Completed."""
+        while not self._cursor.done:
+            events = self._cursor.take()
+            if events:
+                yield events
+            else:
+                await self._wakeup.wait()
+
+    def close(self, *, delivered: bool) -> None:
+        """The caller's side has ended."""
+        self._entry.readers.remove(self)
+        self._shell.end(self._entry, delivered)
+
+
+class LocalRequests:
+    """`Requests` over this process's ledger."""
+
+    def __init__(self, shell: Shell, text_calls: TextCalls) -> None:
+        self._shell = shell
+        self._text_calls = text_calls
+
+    async def open(self, request: OpenPb, *, tenant: str, deadline_s: float | None) -> LocalAnswer:
+        """Accepts a request."""
+        answers: list[LocalAnswer] = []
+
+        def add_reader(entry: Entry) -> None:
+            answer = LocalAnswer(self._shell, entry)
+            entry.readers.append(answer)
+            answers.append(answer)
+
+        await self._shell.open(request, tenant=tenant, deadline_s=deadline_s, add_reader=add_reader)
+        return answers[0]
+
+    async def resume(self, request: generation_pb2.ResumeRequest, *, tenant: str) -> LocalAnswer:
+        """Taking up a request again comes with a later version."""
+        raise Unsupported("resuming a request is not served by this version")
+
+    async def abort(self, request_id: str, *, tenant: str, wait_until_released: bool) -> AbortOutcome:
+        """Stops a request."""
+        return await self._shell.abort(tenant, request_id, wait_until_released=wait_until_released)
+
+    async def tokenize(self, request: generation_pb2.TokenizeRequest) -> generation_pb2.TokenizeResponse:
+        """Text to ids."""
+        return await self._text_calls.tokenize(request)
+
+    async def detokenize(self, request: generation_pb2.DetokenizeRequest) -> generation_pb2.DetokenizeResponse:
+        """Ids to text."""
+        return await self._text_calls.detokenize(request)
+
+    async def list_models(self) -> generation_pb2.ListModelsResponse:
+        """The served model."""
+        return self._text_calls.list_models(self._shell.context_length)

@@ -1,0 +1,55 @@
+"""What operators learn of requests: metrics and one log line per end. Nothing here runs per token."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from services.protocol.events import FinishReason
+from services.runtime.log import get_logger
+from services.runtime.metrics import TokenizerMetrics
+from services.tokenizer.entry import Entry
+
+_log = get_logger("tokenizer")
+
+
+class Observer:
+    """Counts and logs what happens to requests."""
+
+    def __init__(self, metrics: TokenizerMetrics) -> None:
+        self._metrics = metrics
+        self._ended = {reason: metrics.requests_total.labels(reason.name) for reason in FinishReason}
+
+    def accepted(self, entry: Entry) -> None:
+        """A scheduler has the request."""
+        self._metrics.accepted_total.inc()
+        self._metrics.prompt_tokens_total.inc(len(entry.pinned.prompt_ids))
+
+    def finished(self, entry: Entry) -> None:
+        """The answer is whole. Its reason, for the count, is its choices' most serious one."""
+        usage, completed_at = entry.log.usage, entry.completed_at
+        if not entry.accepted or usage is None or completed_at is None:
+            return
+        reasons = Counter(log.finish.reason for log in entry.log.choices if log.finish is not None)
+        worst = max(reasons, key=lambda reason: reason.value)
+        self._ended[worst].inc()
+        self._metrics.end_to_end_seconds.observe(completed_at - entry.opened_at)
+        _log.info(
+            "request finished",
+            request_id=entry.request_id,
+            tenant=entry.tenant,
+            reason=worst.name,
+            prompt_tokens=usage.prompt_tokens,
+            output_tokens=usage.output_tokens,
+            seconds=round(completed_at - entry.opened_at, 3),
+        )
+
+    def unacceptable(self, entry: Entry, why: str) -> None:
+        """Two accounts of the answer differed."""
+        self._metrics.integrity_errors_total.inc()
+        _log.error("integrity error", request_id=entry.request_id, tenant=entry.tenant, why=why)
+
+    def forgotten(self, entry: Entry) -> None:
+        """Nothing remembers the request."""
+        released = [attempt.released_at for attempt in entry.attempts if attempt.released_at is not None]
+        if entry.finished_at is not None and released:
+            self._metrics.finish_to_release_seconds.observe(max(0.0, max(released) - entry.finished_at))

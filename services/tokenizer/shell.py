@@ -1,0 +1,275 @@
+"""The shell around the ledger: it performs the ledger's effects, and lets callers in, through and out.
+
+Both doors, the gateways' TokenizerService and this process's own GenerationService, open and end requests here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Mapping
+from typing import assert_never
+
+from services.protocol.events import AbortOutcome
+from services.protocol.model_card import ModelCard
+from services.protocol.parse import parse_chat, parse_generate
+from services.protocol.request import ChatPrompt, IdsPrompt, TextPrompt, ValidRequest
+from services.runtime.clock import Clock
+from services.runtime.error_tree import TailraceError, Unavailable
+from services.runtime.log import get_logger
+from services.tokenizer.acceptance import deadline_of, pin, refuse_unserved
+from services.tokenizer.chat_template import ChatTemplate
+from services.tokenizer.core import Ledger
+from services.tokenizer.effects import (
+    Accept,
+    Effect,
+    Effects,
+    Finished,
+    Forget,
+    Refuse,
+    Released,
+    Resubscribe,
+    SendAbort,
+    SendRelease,
+    Submit,
+    Unacceptable,
+    Wake,
+)
+from services.tokenizer.encoder import Encoder
+from services.tokenizer.entry import Attempt, Entry
+from services.tokenizer.observer import Observer
+from services.tokenizer.upstream import SchedulerLink
+from tailrace.v1 import generation_pb2
+
+TICK_S = 0.1
+
+OpenPb = generation_pb2.GenerateRequest | generation_pb2.ChatRequest
+AddReader = Callable[[Entry], object]
+
+_log = get_logger("tokenizer")
+
+
+class Shell:
+    """One process's requests. `links` by scheduler address; filled by app.py, which makes them with `perform`."""
+
+    def __init__(
+        self,
+        *,
+        card: ModelCard,
+        ledger: Ledger,
+        encoder: Encoder,
+        template: ChatTemplate,
+        links: Mapping[str, SchedulerLink],
+        observer: Observer,
+        clock: Clock,
+    ) -> None:
+        self._card = card
+        self._ledger = ledger
+        self._encoder = encoder
+        self._template = template
+        self._links = links
+        self._observer = observer
+        self._clock = clock
+        self._openers: dict[Entry, asyncio.Future[None]] = {}
+        self._waiting: dict[Entry, list[asyncio.Future[None]]] = {}
+        self._empty: asyncio.Future[None] | None = None
+        self._tasks: asyncio.TaskGroup | None = None
+        self._refusing: str | None = None
+
+    @property
+    def context_length(self) -> int:
+        """What a request may use, tokens: the least of what the model and the schedulers allow."""
+        return min(
+            [self._card.context_length, *(link.context_length for link in self._links.values() if link.context_length)]
+        )
+
+    # -- requests
+
+    async def open(self, pb: OpenPb, *, tenant: str, deadline_s: float | None, add_reader: AddReader) -> Entry:
+        """Accepts a request; `add_reader` is called once it is in the ledger, before anything of it can come.
+
+        Raises a TailraceError when it is refused, and then nothing of it is left here.
+        """
+        request, deadline = self._parse(pb), None
+        refuse_unserved(request)
+        self._check_open()
+        self._ledger.check_room(tenant, request.request_id)
+        deadline = deadline_of(request, deadline_s, self._clock.now())
+        ids = await self._prompt_ids(request)
+        pinned = pin(request, ids, context_length=self.context_length, random_bits=secrets.randbits)
+        self._check_open()
+        entry, effects = self._ledger.open(
+            pinned,
+            tenant=tenant,
+            scheduler=self._choose_scheduler(),
+            deadline=deadline,
+            now=self._clock.now(),
+            unix_ms=self._clock.unix_ms(),
+        )
+        add_reader(entry)
+        opener = self._openers[entry] = asyncio.get_running_loop().create_future()
+        self.perform(effects)
+        await self._accepted(entry, opener)
+        return entry
+
+    def end(self, entry: Entry, delivered: bool) -> None:
+        """The caller's side of a request has ended: it has the terminal event, or it left."""
+        now = self._clock.now()
+        # A terminal event can only be delivered once there is one.
+        end = self._ledger.delivered if delivered and entry.completed else self._ledger.left
+        self.perform(end(entry, now))
+
+    async def abort(self, tenant: str, request_id: str, *, wait_until_released: bool) -> AbortOutcome:
+        """Stops a request by its exact id."""
+        outcome, entry, effects = self._ledger.abort(tenant, request_id, self._clock.now())
+        self.perform(effects)
+        if entry is not None and wait_until_released and not entry.forgotten:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(entry, []).append(waiter)
+            await waiter
+        return outcome
+
+    # -- the process's life
+
+    async def run(self, expire: Callable[[float], None]) -> None:
+        """Keeps routes and time going until cancelled; `expire` is given the time at every tick."""
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            for link in self._links.values():
+                tasks.create_task(link.run(), name=f"link {link.address}")
+            tasks.create_task(self._template.load(), name="chat template")
+            while True:
+                await asyncio.sleep(TICK_S)
+                now = self._clock.now()
+                expire(now)
+                self.perform(self._ledger.tick(now))
+
+    async def drain(self) -> None:
+        """Refuses new requests and returns when none is open."""
+        self._refusing = "the tokenizer is draining"
+        await self._until_empty()
+
+    async def close(self, timeout_s: float) -> None:
+        """Ends what is left with ABORTED, lets readers take it, then releases everything."""
+        self._refusing = "the tokenizer is shutting down"
+        now = self._clock.now()
+        self.perform(self._ledger.end_all(now))
+        for link in self._links.values():
+            self.perform(self._ledger.route_lost(link.address, now))
+        flushing = [asyncio.create_task(link.close(timeout_s)) for link in self._links.values()]
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._until_empty()
+        except TimeoutError:
+            _log.warning("stopped before every caller had its end", open_requests=len(self._ledger))
+        await asyncio.gather(*flushing)
+
+    # -- effects
+
+    def perform(self, effects: Effects) -> None:
+        """Does what the ledger wants done. Never fails: what it starts has owners of its own."""
+        for effect in effects:
+            self._perform(effect)
+
+    def _perform(self, effect: Effect) -> None:  # noqa: C901  # one case per effect
+        match effect:
+            case Wake(entries):
+                for entry in entries:
+                    for reader in entry.readers:
+                        reader.mark()
+            case Submit(attempt):
+                self._submit(attempt)
+            case SendAbort(attempt):
+                self._links[attempt.scheduler].abort(attempt.attempt_id)
+            case SendRelease(scheduler, attempt_id):
+                self._links[scheduler].release(attempt_id)
+            case Accept(entry):
+                self._answer(entry, None)
+            case Refuse(entry, error):
+                self._answer(entry, error)
+            case Finished(entry):
+                self._observer.finished(entry)
+            case Unacceptable(entry, why):
+                self._observer.unacceptable(entry, why)
+            case Released(attempt):
+                self._links[attempt.scheduler].released(attempt.attempt_id)
+            case Forget(entry):
+                self._forgotten(entry)
+            case Resubscribe(scheduler, why):
+                self._links[scheduler].resubscribe(why)
+            case _:
+                assert_never(effect)
+
+    def _submit(self, attempt: Attempt) -> None:
+        assert self._tasks is not None, "a request was opened before run()"
+        self._tasks.create_task(self._links[attempt.scheduler].submit(attempt), name=f"submit {attempt.attempt_id:x}")
+
+    def _answer(self, entry: Entry, error: TailraceError | None) -> None:
+        if error is None:
+            self._observer.accepted(entry)
+        opener = self._openers.pop(entry, None)
+        if opener is None or opener.done():
+            return
+        if error is None:
+            opener.set_result(None)
+        else:
+            opener.set_exception(error)
+
+    def _forgotten(self, entry: Entry) -> None:
+        self._observer.forgotten(entry)
+        self._openers.pop(entry, None)
+        for waiter in self._waiting.pop(entry, ()):
+            if not waiter.done():
+                waiter.set_result(None)
+        if self._empty is not None and not self._empty.done() and not len(self._ledger):
+            self._empty.set_result(None)
+
+    # -- opening
+
+    def _parse(self, pb: OpenPb) -> ValidRequest:
+        if isinstance(pb, generation_pb2.ChatRequest):
+            return parse_chat(pb, self._card)
+        return parse_generate(pb, self._card)
+
+    def _check_open(self) -> None:
+        if self._refusing is not None:
+            raise Unavailable(self._refusing, reason="DRAINING")
+
+    async def _prompt_ids(self, request: ValidRequest) -> list[int]:
+        match request.prompt:
+            case TextPrompt(text):
+                return await self._encoder.encode(text, add_special_tokens=True, field="text")
+            case IdsPrompt(ids):
+                return list(ids)
+            case ChatPrompt(messages):
+                self._encoder.check_size(sum(len(m.content) + len(m.role) for m in messages), "messages")
+                text = await self._template.render(messages, "messages")
+                # The template writes special tokens out, BOS among them.
+                return await self._encoder.encode(text, add_special_tokens=False, field="messages")
+
+    def _choose_scheduler(self) -> str:
+        """The live scheduler with the fewest attempts of ours. Raises Unavailable."""
+        open_at = {address: 0 for address, link in self._links.items() if link.live}
+        if not open_at:
+            why = "; ".join(f"scheduler {link.address}: {link.why_not}" for link in self._links.values())
+            raise Unavailable(f"no route is open: {why}", reason="NO_ROUTE")
+        if len(open_at) > 1:
+            for attempt in self._ledger.attempts:
+                if attempt.scheduler in open_at:
+                    open_at[attempt.scheduler] += 1
+        return min(open_at, key=lambda address: open_at[address])
+
+    async def _accepted(self, entry: Entry, opener: asyncio.Future[None]) -> None:
+        """Waits for the scheduler's word. A caller that leaves meanwhile is gone."""
+        try:
+            await opener
+        except asyncio.CancelledError:
+            self.end(entry, False)
+            raise
+        finally:
+            self._openers.pop(entry, None)
+
+    async def _until_empty(self) -> None:
+        if len(self._ledger):
+            self._empty = asyncio.get_running_loop().create_future()
+            await self._empty

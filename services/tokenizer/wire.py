@@ -1,0 +1,133 @@
+"""The tokenizer's own messages: text batches and submissions, and event batches for gateways."""
+
+from __future__ import annotations
+
+from services.protocol.events import Completed
+from services.protocol.request import ChatPrompt, Sampling, Stopping, ValidRequest
+from services.protocol.wire import (
+    completed_to_wire,
+    failure_from_wire,
+    finish_to_wire,
+    reason_from_wire,
+    stop_from_wire,
+    tokens_from_wire,
+    tokens_to_wire,
+)
+from services.tokenizer.assembler import EngineEnd, TextBatch, TextFinish, TextStart
+from services.tokenizer.columns import EventColumns
+from services.tokenizer.entry import Attempt
+from tailrace.v1 import common_pb2, detokenizer_pb2, scheduler_pb2, tokenizer_pb2
+
+MAX_UINT32 = (1 << 32) - 1
+
+
+def text_batch_from_wire(pb: detokenizer_pb2.TextBatch) -> TextBatch:
+    """A TextBatch message, read."""
+    return TextBatch(
+        starts=[TextStart(start.sequence, start.attempt_id, start.choice) for start in pb.starts],
+        sequences=pb.sequences,
+        token_offsets=pb.token_offsets,
+        token_counts=pb.token_counts,
+        # Sliced by row where rows have several ids, which a list does fastest.
+        token_ids=list(pb.token_ids),
+        text_offsets=pb.text_offsets,
+        texts=pb.texts,
+        row_tokens={row.row: tokens_from_wire(row.tokens) for row in pb.row_tokens},
+        finishes=[_finish_from_wire(finish) for finish in pb.finishes],
+        engine_ends=[EngineEnd(end.sequence, end.cached_prompt_tokens) for end in pb.engine_ends],
+        released_attempt_ids=pb.released_attempt_ids,
+    )
+
+
+def submit_to_wire(
+    attempt: Attempt, *, tokenizer: str, tokenizer_epoch: int, deadline_in_ms: int
+) -> scheduler_pb2.SubmitRequest:
+    """A Submit of all the entry's choices from their beginning; `deadline_in_ms` 0: no limit."""
+    entry = attempt.entry
+    request = entry.pinned.request
+    return scheduler_pb2.SubmitRequest(
+        attempt_id=attempt.attempt_id,
+        attempt_number=attempt.number,
+        tokenizer=tokenizer,
+        tokenizer_epoch=tokenizer_epoch,
+        tenant=entry.tenant,
+        request_id=request.request_id,
+        fence=1,
+        prompt_ids=entry.pinned.prompt_ids,
+        choices=[scheduler_pb2.SubmitChoice(choice=choice) for choice in range(request.n)],
+        sampling=_sampling_to_wire(request.sampling),
+        stopping=_stopping_to_wire(request.stopping),
+        text=_text_plan_to_wire(request),
+        logprobs=request.logprobs,
+        deadline_in_ms=min(deadline_in_ms, MAX_UINT32),
+    )
+
+
+def event_batch_to_wire(columns: EventColumns) -> tokenizer_pb2.EventBatch:
+    """An EventBatch message; columns that say nothing are left out."""
+    return tokenizer_pb2.EventBatch(
+        stream_ids=columns.stream_ids,
+        choices=columns.choices if columns.several_choices else None,
+        token_offsets=columns.token_offsets,
+        token_counts=columns.token_counts if columns.several_tokens else None,
+        token_ids=columns.token_ids,
+        text_offsets=columns.text_offsets,
+        texts=columns.texts,
+        row_tokens=[common_pb2.RowTokens(row=row, tokens=tokens_to_wire(tokens)) for row, tokens in columns.row_tokens],
+        finishes=[
+            tokenizer_pb2.StreamFinish(stream_id=stream_id, finish=finish_to_wire(finish))
+            for stream_id, finish in columns.finishes
+        ],
+        completions=[
+            tokenizer_pb2.StreamCompleted(stream_id=stream_id, completed=completed_to_wire(Completed(usage)))
+            for stream_id, usage in columns.completions
+        ],
+    )
+
+
+def _finish_from_wire(pb: detokenizer_pb2.TextFinish) -> TextFinish:
+    return TextFinish(
+        pb.sequence,
+        pb.token_offset,
+        pb.text_offset,
+        reason_from_wire(pb.reason),
+        stop_from_wire(pb.stop) if pb.HasField("stop") else None,
+        failure_from_wire(pb.error) if pb.HasField("error") else None,
+    )
+
+
+def _sampling_to_wire(sampling: Sampling) -> common_pb2.SamplingParams:
+    return common_pb2.SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        seed=sampling.seed,
+        logit_bias=dict(sampling.logit_bias),
+    )
+
+
+def _stopping_to_wire(stopping: Stopping) -> common_pb2.StopConditions:
+    return common_pb2.StopConditions(
+        stop=stopping.stop,
+        stop_token_ids=stopping.stop_token_ids,
+        include_stop_in_output=stopping.include_stop_in_output,
+        ignore_eos=stopping.ignore_eos,
+        max_tokens=stopping.max_tokens,
+        min_tokens=stopping.min_tokens,
+    )
+
+
+def _text_plan_to_wire(request: ValidRequest) -> scheduler_pb2.TextPlan:
+    return scheduler_pb2.TextPlan(
+        stop=request.stopping.stop,
+        include_stop_in_output=request.stopping.include_stop_in_output,
+        min_tokens=request.stopping.min_tokens,
+        skip_special_tokens=request.text.skip_special_tokens,
+        spaces_between_special_tokens=request.text.spaces_between_special_tokens,
+        begins_text=isinstance(request.prompt, ChatPrompt),
+        token_info=request.token_info,
+    )
