@@ -25,7 +25,7 @@ from services.runtime.app import App, Ports, Runtime
 from services.runtime.config import ConfigError, ProcessConfig, load
 from services.runtime.parent import die_with_parent
 from services.runtime.phase import Phase, PhaseEvent
-from services.runtime.server import GrpcServer, PortUnavailable
+from services.runtime.server import GrpcServer, PortUnavailable, reason_of
 
 __all__ = ["EXIT_BAD_CONFIG", "EXIT_CLEAN", "EXIT_CRASH", "App", "Ports", "Runtime", "main", "run", "run_async"]
 
@@ -116,7 +116,7 @@ def _open_metrics(runtime: Runtime, stack: AsyncExitStack) -> int:
         port, close = metrics_server.serve(runtime.registry, host=config.host, port=config.metrics_port)
     except OSError as error:
         where = f"{config.host}:{config.metrics_port}"
-        raise PortUnavailable(f"cannot listen on {where} for {runtime.name} (metrics): {error.strerror}") from error
+        raise PortUnavailable(f"cannot listen on {where} for {runtime.name} (metrics): {reason_of(error)}") from error
     stack.push_async_callback(asyncio.to_thread, close)
     return port
 

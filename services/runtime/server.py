@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Sequence
 from typing import Any
@@ -75,8 +76,14 @@ class GrpcServer:
                 return self.server.add_secure_port(address, self._credentials)
             return self.server.add_insecure_port(address)
         except (OSError, RuntimeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "the port is taken"
-            raise PortUnavailable(f"cannot listen on {address} for {self.name}: {why}") from error
+            raise PortUnavailable(f"cannot listen on {address} for {self.name}: {reason_of(error)}") from error
+
+
+def reason_of(error: Exception) -> str:
+    """Why a port could not be opened, without the address that Python puts behind it: "Address already in use"."""
+    if not isinstance(error, OSError) or error.errno is None:
+        return str(error)
+    return os.strerror(error.errno) if error.errno > 0 else str(error.strerror)  # below 0: of name resolution
 
 
 def _probe(host: str, port: int) -> None:
