@@ -1,0 +1,59 @@
+"""A remote tokenizer's answer as one caller reads it: GenerationService's `Answer` over a stream of a link."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from gateway.core import Stream
+from services.protocol.events import Completed, Delta, Finish, Started
+from services.protocol.sender import Wakeup
+
+
+class RemoteAnswer:
+    """One caller's reading of one stream."""
+
+    __slots__ = ("_on_close", "_wakeup", "evict", "stream", "takes", "waiting")
+
+    def __init__(self, stream: Stream, wakeup: Wakeup, on_close: Callable[[RemoteAnswer, bool], None]) -> None:
+        """`on_close` is told once how the caller's side ended: True when it had the terminal event."""
+        self.stream = stream
+        self.takes = 0  # batches handed to the caller's writer
+        self.waiting = False  # the writer has written all it got and waits for more
+        self.evict: Callable[[], object] | None = None  # ends a caller that takes nothing
+        self._wakeup = wakeup
+        self._on_close = on_close
+
+    @property
+    def started(self) -> Started:
+        """The first event, known since Open was answered."""
+        assert self.stream.started is not None
+        return self.stream.started
+
+    @property
+    def tokens(self) -> int:
+        """Output tokens that were handed to the caller's writer."""
+        return sum(token_offset for token_offset, _ in self.stream.cursor.offsets())
+
+    async def batches(self) -> AsyncIterator[Sequence[Delta | Finish | Completed]]:
+        """What is new, merged since the last batch, until Completed. Raises Unavailable when the stream was cut."""
+        stream = self.stream
+        self.evict = self.evict or _cancel_this_task()
+        while not stream.cursor.done:
+            events = stream.take()
+            if events:
+                self.takes += 1
+                yield events
+            else:
+                self.waiting = True
+                await self._wakeup.wait()
+                self.waiting = False
+
+    def close(self, *, delivered: bool) -> None:
+        """The caller's side has ended."""
+        self._on_close(self, delivered)
+
+
+def _cancel_this_task() -> Callable[[], object] | None:
+    task = asyncio.current_task()
+    return task.cancel if task else None

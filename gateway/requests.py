@@ -1,0 +1,170 @@
+"""The gateway's `Requests`: GenerationService and the HTTP API over remote tokenizers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from itertools import count
+
+from gateway.answer import RemoteAnswer
+from gateway.core import Stream
+from gateway.limits import Limits
+from gateway.releases import StreamEnd
+from gateway.router import Router
+from gateway.upstream import TokenizerLink
+from services.protocol.events import AbortOutcome
+from services.protocol.generation import OpenPb
+from services.protocol.request import MAX_CHOICES
+from services.protocol.sender import Wakeup
+from services.runtime.errors import InvalidRequest, TailraceError, Unsupported
+from services.runtime.metrics import GatewayMetrics
+from tailrace.v1 import generation_pb2, tokenizer_pb2
+
+OPEN_TIMEOUT_S = 30.0
+"""Longest wait for an acceptance or a refusal: encoding a long prompt, and the scheduler's own answer."""
+UNARY_TIMEOUT_S = 30.0
+"""Longest wait for Tokenize and Detokenize, and for an abort that waits until nothing is remembered."""
+
+
+class OpenAnswers:
+    """What both front doors have open, oldest first: for drain, inspection, and the watch on slow readers."""
+
+    def __init__(self) -> None:
+        self._answers: dict[int, RemoteAnswer] = {}
+        self._numbers = count(1)
+
+    def __iter__(self) -> Iterator[RemoteAnswer]:
+        return iter(list(self._answers.values()))
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def next_number(self) -> int:
+        """A stream id that was never used before in this epoch."""
+        return next(self._numbers)
+
+    def add(self, answer: RemoteAnswer) -> None:
+        """An accepted request."""
+        self._answers[answer.stream.stream_id] = answer
+
+    def discard(self, answer: RemoteAnswer) -> None:
+        """Its caller's side has ended."""
+        self._answers.pop(answer.stream.stream_id, None)
+
+
+class RemoteRequests:
+    """Opens requests for one front door, "grpc" or "http", at whatever tokenizer the router picks."""
+
+    def __init__(
+        self,
+        *,
+        transport: str,
+        epoch: int,
+        router: Router,
+        limits: Limits,
+        answers: OpenAnswers,
+        metrics: GatewayMetrics,
+    ) -> None:
+        self._epoch = epoch
+        self._router = router
+        self._limits = limits
+        self._answers = answers
+        outcomes = metrics.requests_total
+        self._completed = outcomes.labels(transport, "completed")
+        self._refused = outcomes.labels(transport, "refused")
+        self._cancelled = outcomes.labels(transport, "cancelled")
+        self._failed = outcomes.labels(transport, "failed")
+        self._open_streams = metrics.open_streams.labels(transport)
+        self._tokens = metrics.output_tokens_total.labels(transport)
+        self._writes = metrics.write_batches_total.labels(transport)
+
+    async def open(self, request: OpenPb, *, tenant: str, deadline_s: float | None) -> RemoteAnswer:
+        """Opens a request at a tokenizer. Raises its refusal, Overloaded at a limit, or Unavailable."""
+        try:
+            _check_choices(request)
+            with self._limits.held_unless_it_raises(tenant):
+                return await self._open(request, tenant, deadline_s)
+        except TailraceError:
+            self._refused.inc()
+            raise
+        except asyncio.CancelledError:
+            self._cancelled.inc()
+            raise
+
+    async def resume(self, request: generation_pb2.ResumeRequest, *, tenant: str) -> RemoteAnswer:
+        """Not served yet."""
+        raise Unsupported("Resume is not served yet")
+
+    async def abort(self, request_id: str, *, tenant: str, wait_until_released: bool) -> AbortOutcome:
+        """Stops a request by its id, whichever tokenizer has it."""
+        request = tokenizer_pb2.TokenizerServiceAbortRequest(
+            tenant=tenant, request_id=request_id, wait_until_released=wait_until_released
+        )
+        outcome = AbortOutcome.NOT_FOUND
+        for link in [link for link in self._router.links if link.ready] or [self._router.pick()]:
+            outcome = AbortOutcome(await link.abort(request, timeout_s=UNARY_TIMEOUT_S))
+            if outcome is not AbortOutcome.NOT_FOUND:
+                break
+        return outcome
+
+    async def tokenize(self, request: generation_pb2.TokenizeRequest) -> generation_pb2.TokenizeResponse:
+        """Text to ids, at any tokenizer."""
+        return await self._router.pick().generation.Tokenize(request, timeout=UNARY_TIMEOUT_S)
+
+    async def detokenize(self, request: generation_pb2.DetokenizeRequest) -> generation_pb2.DetokenizeResponse:
+        """Ids to text, at any tokenizer."""
+        return await self._router.pick().generation.Detokenize(request, timeout=UNARY_TIMEOUT_S)
+
+    async def list_models(self) -> generation_pb2.ListModelsResponse:
+        """The served models, as any tokenizer knows them."""
+        return await self._router.pick().generation.ListModels(generation_pb2.ListModelsRequest())
+
+    async def _open(self, request: OpenPb, tenant: str, deadline_s: float | None) -> RemoteAnswer:
+        link = self._router.pick()
+        wakeup = Wakeup()
+        options = request.options
+        stream = Stream(
+            self._answers.next_number(),
+            request_id=request.request_id,
+            n=options.n if options.HasField("n") else 1,
+            whole=options.delivery == generation_pb2.DELIVERY_WHOLE,
+            wake=wakeup.set,
+        )
+        timeout_s = OPEN_TIMEOUT_S if deadline_s is None else min(deadline_s, OPEN_TIMEOUT_S)
+        await link.open(stream, self._open_request(stream, request, tenant, deadline_s), timeout_s=timeout_s)
+        answer = RemoteAnswer(stream, wakeup, lambda answer, delivered: self._close(link, tenant, answer, delivered))
+        self._answers.add(answer)
+        self._open_streams.inc()
+        return answer
+
+    def _open_request(
+        self, stream: Stream, request: OpenPb, tenant: str, deadline_s: float | None
+    ) -> tokenizer_pb2.OpenRequest:
+        pb = tokenizer_pb2.OpenRequest(gateway_epoch=self._epoch, stream_id=stream.stream_id, tenant=tenant)
+        if deadline_s is not None:
+            pb.deadline_in_ms = max(1, min(int(deadline_s * 1000), (1 << 32) - 1))
+        if isinstance(request, generation_pb2.ChatRequest):
+            pb.chat.CopyFrom(request)
+        else:
+            pb.generate.CopyFrom(request)
+        return pb
+
+    def _close(self, link: TokenizerLink, tenant: str, answer: RemoteAnswer, delivered: bool) -> None:
+        """The one end of every accepted request on the caller's side."""
+        stream = answer.stream
+        # An end of our own making was delivered, but the tokenizer does not know of it: there the caller has left.
+        finished = delivered and not stream.ended_here
+        link.release(stream, StreamEnd.DELIVERED if finished else StreamEnd.CALLER_GONE)
+        self._answers.discard(answer)
+        self._limits.release(tenant)
+        self._open_streams.dec()
+        self._tokens.inc(answer.tokens)
+        self._writes.inc(answer.takes)
+        failed = stream.cut is not None or stream.ended_here
+        (self._failed if failed else self._completed if delivered else self._cancelled).inc()
+
+
+def _check_choices(request: OpenPb) -> None:
+    """Before anything is kept per choice."""
+    if request.options.HasField("n") and not 1 <= request.options.n <= MAX_CHOICES:
+        raise InvalidRequest("options.n", f"must be 1 to {MAX_CHOICES}, not {request.options.n}")
