@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Ids
 
 from services.detokenizer.batch import SequenceEnd, SequenceStart, TextBatch
@@ -95,9 +95,19 @@ class Core:
         return batch
 
     @property
+    def known_sequences(self) -> int:
+        """Sequences that aren't released."""
+        return len(self._sequences)
+
+    @property
     def open_sequences(self) -> int:
         """Sequences that haven't finished."""
         return sum(sequence.phase is Phase.OPEN for sequence in self._sequences.values())
+
+    def attempts(self) -> Iterator[tuple[int, list[Sequence]]]:
+        """The attempts that aren't released, with their sequences, oldest first."""
+        for attempt_id, numbers in self._attempts.items():
+            yield attempt_id, [self._sequences[number] for number in numbers]
 
     def _misplaced(self, number: int, token_offset: int) -> ProtocolError:
         sequence = self._sequences.get(number)

@@ -73,6 +73,7 @@ class Sequence:
         "_unsent",
         "_vocabulary",
         "_waiting",
+        "choice",
         "first_characters",
         "phase",
         "quick",
@@ -82,6 +83,7 @@ class Sequence:
 
     def __init__(self, vocabulary: Vocabulary, start: SequenceStart) -> None:
         plan = start.plan
+        self.choice = start.choice
         self._number = start.sequence
         self._plan = plan
         self._vocabulary = vocabulary
@@ -103,6 +105,11 @@ class Sequence:
         self.text_end = 0
         self._careful = plan.token_info or any(token_id in vocabulary.plain for token_id in self._candidates)
         self.quick = self._may_be_quick()
+
+    @property
+    def tokens_sent(self) -> int:
+        """Tokens that have left."""
+        return self.received - len(self._waiting)
 
     def tokens(self, ids: Ids[int], logprobs: Ids[Logprobs] | None, batch: TextBatch) -> None:
         """The next tokens. `logprobs`: one per id, or None. Raises ProtocolError after the engine's end."""
@@ -181,7 +188,7 @@ class Sequence:
         tokens = self._waiting[:count]
         batch.add_row(
             self._number,
-            self.received - len(self._waiting),
+            self.tokens_sent,
             [token.token_id for token in tokens],
             text_offset,
             text[:length],

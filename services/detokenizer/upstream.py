@@ -1,0 +1,83 @@
+"""The one StreamTokens call of a route: its hello, then its batches, never silent for long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc.aio
+
+from services.protocol.hello import Hello, from_wire
+from services.protocol.sender import SUSPECT_S
+from services.runtime.client import connect, open_stream
+from services.runtime.errors import TailraceError, Unavailable, from_rpc_error
+from tailrace.v1 import scheduler_pb2, scheduler_pb2_grpc
+
+Call = grpc.aio.UnaryStreamCall[Any, scheduler_pb2.StreamTokensResponse]
+
+
+class Schedulers:
+    """Channels to the schedulers, one per address, opened when first asked for."""
+
+    def __init__(self) -> None:
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    @asynccontextmanager
+    async def stream_tokens(
+        self, address: str, route: scheduler_pb2.RouteKey, *, suspect_s: float = SUSPECT_S
+    ) -> AsyncIterator[TokenStream]:
+        """Opens a route's token stream; it is cancelled on the way out."""
+        channel = self._channels.get(address) or self._channels.setdefault(address, connect(address))
+        stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+        request = scheduler_pb2.StreamTokensRequest(route=route)
+        async with open_stream(lambda: stub.StreamTokens(request)) as call:
+            yield TokenStream(address, call, suspect_s)
+
+    async def close(self) -> None:
+        """Closes all channels."""
+        for channel in self._channels.values():
+            await channel.close()
+
+
+class TokenStream:
+    """A token stream that has been asked for. Whatever goes wrong is said with the scheduler's address."""
+
+    def __init__(self, address: str, call: Call, suspect_s: float) -> None:
+        self.address = address
+        self._call = call
+        self._suspect_s = suspect_s
+
+    async def hello(self) -> Hello:
+        """The scheduler's first message. Raises its refusal, or Unavailable."""
+        response = await self._next()
+        if response.WhichOneof("payload") != "hello":
+            raise self._broken("it began without a hello")
+        return from_wire(response.hello)
+
+    async def batch(self) -> scheduler_pb2.TokenBatch:
+        """The next batch, which may be empty. Raises what ended the stream; there is no good end."""
+        response = await self._next()
+        if response.WhichOneof("payload") != "batch":
+            raise self._broken("a message that is no batch")
+        return response.batch
+
+    async def _next(self) -> scheduler_pb2.StreamTokensResponse:
+        try:
+            async with asyncio.timeout(self._suspect_s):
+                response = await self._call.read()
+        except TimeoutError:
+            raise Unavailable(f"scheduler {self.address} has been silent for {self._suspect_s:g} s") from None
+        except grpc.aio.AioRpcError as error:
+            raise self._named(from_rpc_error(error)) from error
+        if not isinstance(response, scheduler_pb2.StreamTokensResponse):  # gRPC's mark of an end with status OK
+            raise Unavailable(f"scheduler {self.address} ended the stream")
+        return response
+
+    def _broken(self, how: str) -> TailraceError:
+        return Unavailable(f"scheduler {self.address} breaks the protocol: {how}", reason="PROTOCOL_BROKEN")
+
+    def _named(self, error: TailraceError) -> TailraceError:
+        error.message = f"scheduler {self.address}: {error.message}"
+        return error
