@@ -1,0 +1,1 @@
+"""Measurements that a person runs; each module prints what it found and says how it measured it."""

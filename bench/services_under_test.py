@@ -1,0 +1,75 @@
+"""The four services as processes of their own, with the fake engine, for as long as a measurement lasts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from cli.readiness import wait_ready
+from cli.stack import Plan, Service, free_ports, services_of
+
+START_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 20.0
+LOG_DIRECTORY = Path("build/bench")
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Where it answers, and the processes by service name."""
+
+    grpc: str
+    http: str
+    model: str
+    pids: dict[str, int]
+
+
+@asynccontextmanager
+async def running(model: Path, *engine_flags: str, fake_engine: bool = True) -> AsyncIterator[Stack]:
+    """Starts all four, waits until they take requests, and stops them. Logs go to files in build/bench."""
+    http_port, grpc_port = free_ports(2)
+    plan = Plan(
+        model=model, fake_engine=fake_engine, http_port=http_port, grpc_port=grpc_port, drain_timeout_s=5.0,
+        log_level="warning", engine_flags=engine_flags,
+    )  # fmt: skip
+    services = services_of(plan)
+    processes: list[asyncio.subprocess.Process] = []
+    try:
+        for service in services:
+            processes.append(await _start(service))  # noqa: PERF401  # what was started must be known if the next fails
+        pids = {service.name: process.pid for service, process in zip(services, processes, strict=True)}
+        await asyncio.wait_for(asyncio.gather(*(wait_ready(service.address) for service in services)), START_TIMEOUT_S)
+        yield Stack(f"127.0.0.1:{grpc_port}", f"127.0.0.1:{http_port}", model.name, pids)
+    finally:
+        for process in processes:
+            await _stop(process)
+
+
+async def _start(service: Service) -> asyncio.subprocess.Process:
+    with _log_of(service) as log:
+        return await asyncio.create_subprocess_exec(
+            sys.executable, "-m", service.module, *service.flags,
+            stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
+            env={**os.environ, "TAILRACE_PARENT_PID": str(os.getpid())},
+        )  # fmt: skip
+
+
+def _log_of(service: Service) -> BinaryIO:
+    LOG_DIRECTORY.mkdir(parents=True, exist_ok=True)
+    return (LOG_DIRECTORY / f"{service.name}.log").open("ab")
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is not None:
+        return
+    process.terminate()
+    try:
+        await asyncio.wait_for(process.wait(), STOP_TIMEOUT_S)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
