@@ -68,7 +68,7 @@ class Route:
                 raise Unavailable(why, reason="PROTOCOL_BROKEN") from error
             self._unsent_batches += 1
             self._sender.wake()
-            if self._unsent_batches > MAX_UNSENT_BATCHES:
+            while self._unsent_batches > MAX_UNSENT_BATCHES:
                 await self._room.wait()
 
     def _take(self) -> StreamTextResponse | None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from services.detokenizer.plan import TextPlan
-from services.text.vocabulary import Vocabulary
 from services.protocol.events import EndOfText, FinishReason, StopMatch, StopText, StopToken
+from services.text.vocabulary import Vocabulary
 
 # The Unicode Standard, table 3-7.
 WELL_FORMED = re.compile(
@@ -46,7 +47,7 @@ class Told:
 
 @dataclass(frozen=True)
 class Text:
-    """The text of some ids with special tokens in it, which characters of it are shown, and whether one is incomplete."""
+    """The text of some ids with special tokens in it, which of its characters are shown, and if one is incomplete."""
 
     full: str
     shown: tuple[bool, ...]
@@ -157,7 +158,7 @@ def _may_be_the_end(plan: TextPlan, ids: Sequence[int]) -> bool:
 def _ids_with(length: int, texts: Sequence[Text]) -> int:
     """How many ids go with so much text."""
     count = 0
-    for before, text in zip(texts, texts[1:], strict=False):
+    for before, text in pairwise(texts):
         if len(before.visible()) >= length and len(text.visible()) + text.incomplete > length:
             break
         count += 1

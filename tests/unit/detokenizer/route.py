@@ -9,8 +9,8 @@ from services.detokenizer.batch import SequenceEnd, SequenceStart, TextBatch, Te
 from services.detokenizer.core import Core
 from services.detokenizer.plan import TextPlan
 from services.detokenizer.sequence import Logprobs
-from services.text.vocabulary import Vocabulary
 from services.protocol.events import TokenInfo
+from services.text.vocabulary import Vocabulary
 from tests.unit.detokenizer.oracle import End, Told
 
 

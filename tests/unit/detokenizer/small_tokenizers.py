@@ -49,7 +49,7 @@ def byte_level() -> Tokenizer:
 
 @cache
 def sentence_piece() -> Tokenizer:
-    """A vocabulary in the manner of SentencePiece: words with ▁ for a space, bytes as <0x00>, the first space stripped."""
+    """A vocabulary in the manner of SentencePiece: ▁ for a space, bytes as <0x00>, a text's first space stripped."""
     vocabulary = {"<unk>": 0}
     for byte in range(256):
         vocabulary[f"<0x{byte:02X}>"] = len(vocabulary)

@@ -13,8 +13,8 @@ from hypothesis.strategies import SearchStrategy
 from tokenizers import Tokenizer
 
 from services.detokenizer.plan import TextPlan
-from services.text.vocabulary import Vocabulary, load_vocabulary
 from services.protocol.events import FinishReason
+from services.text.vocabulary import Vocabulary, load_vocabulary
 from tests.tokenizer_files import FAMILIES, NotToBeHad, tokenizer_file
 from tests.unit.detokenizer import laws
 from tests.unit.detokenizer.oracle import End

@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from services.detokenizer.plan import TextPlan
-from services.text.vocabulary import Vocabulary
 from services.protocol.events import EndOfText, FinishReason, StopMatch, StopToken
+from services.text.vocabulary import Vocabulary
 from tests.unit.detokenizer.oracle import End, text_of
 
 PHRASES = ("the quick brown fox", "five five", "é世🙂ก\u0301", " \n\n ", "<|im_end|>", "a\ufffdb", "aaaaab")
