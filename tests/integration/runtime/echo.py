@@ -152,6 +152,21 @@ class EchoApp:
             raise RuntimeError(f"crash in {where}")
 
 
+async def rest_of(call: Any) -> list[bytes]:
+    """What a stream still brings, to its clean end; for calls that were `read` before, which gRPC will not iterate."""
+    messages = []
+    while (message := await call.read()) is not grpc.aio.EOF:
+        messages.append(message)
+    return messages
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Returns once the condition holds; fails after 10 s."""
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110  # what is waited for lies in another process or thread
+            await asyncio.sleep(0.005)
+
+
 def tree(error: TailraceError) -> dict[str, Any]:
     """What an error is, for comparisons."""
     return {"class": type(error).__name__, **vars(error)}
