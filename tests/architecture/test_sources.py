@@ -13,12 +13,12 @@ LINES_MAX = 400
 TEXT_SUFFIXES = {".py", ".proto", ".md", ".toml", ".yml", ".yaml", ".json", ""}
 WORDS_THAT_SAY_NOTHING = re.compile(r"(^|_)(managers?|helpers?|utils?|common|misc)(_|$)")
 
-# Where protobuf stops inside a service; app.py joins servicers to servers, so it may know their registration, no message.
-# For `protocol` conversion is the subject, and `runtime` speaks google.rpc.
+# Where protobuf stops inside a service; app.py joins servicers to servers, so it may know their registration, but no
+# message. For `protocol` conversion is the subject, and `runtime` speaks google.rpc.
 SERVICES = {"tokenizer", "detokenizer", "scheduler"}
 PROTOBUF_FILES = {"wire.py", "servicer.py", "upstream.py"}
 PROTOBUF = re.compile(r"(tailrace\.v1|google\.protobuf)\b")
-# The GenerationService seam of `protocol` hands these the contract's own messages for the calls that are one function each.
+# The GenerationService seam of `protocol` hands these the contract's own messages.
 PROTOBUF_SEAM = {"services/tokenizer/local.py", "services/tokenizer/shell.py", "services/tokenizer/text_calls.py"}
 REGISTRATION = re.compile(r"tailrace\.v1\.\w+_pb2_grpc\b")
 
@@ -77,3 +77,13 @@ def test_every_text_file_ends_with_one_newline() -> None:
 def test_no_file_has_a_name_that_says_nothing() -> None:
     words = {path: [Path(part).stem for part in path.parts] for path in python_files(*PRODUCTION)}
     assert not [str(path) for path, parts in words.items() if any(map(WORDS_THAT_SAY_NOTHING.search, parts))]
+
+
+def test_no_link_in_the_documentation_is_dead() -> None:
+    links = [
+        (document, target)
+        for document in tracked_files()
+        if document.suffix == ".md"
+        for target in re.findall(r"\]\((?!\w+:|#)([^)#\s]+)", text_of(document))
+    ]
+    assert not [f"{document}: {target}" for document, target in links if not (ROOT / document.parent / target).exists()]
