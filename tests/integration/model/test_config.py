@@ -1,0 +1,64 @@
+"""Which configurations are taken, and that a refusal names the key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from services.scheduler.model.config import parse_config
+from services.scheduler.model.errors import UnsupportedModelError
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+
+
+def test_defaults_are_those_of_llama_1() -> None:
+    config = parse_config(LLAMA)
+    assert (config.kv_heads, config.head_dim, config.context_length) == (4, 16, 2048)
+    assert (config.rope_theta, config.rope_scaling, config.rms_norm_eps) == (10000.0, None, 1e-6)
+    assert (config.tied_embeddings, config.attention_bias, config.mlp_bias) == (False, False, False)
+
+
+def test_both_ways_to_write_rope_mean_the_same() -> None:
+    scaling = {"rope_type": "linear", "factor": 2.0}
+    old = parse_config({**LLAMA, "rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}})
+    new = parse_config({**LLAMA, "rope_parameters": {"rope_theta": 5e5, **scaling}})
+    assert old.rope_theta == new.rope_theta == 5e5
+    for config in (old, new):
+        assert config.rope_scaling is not None
+        assert scaling.items() <= config.rope_scaling.items()
+
+
+def test_one_or_several_end_of_text_ids() -> None:
+    assert parse_config({**LLAMA, "eos_token_id": 2}).eos_token_ids == (2,)
+    assert parse_config({**LLAMA, "eos_token_id": [2, 7]}).eos_token_ids == (2, 7)
+    assert parse_config(LLAMA).eos_token_ids == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"architectures": ["MixtralForCausalLM"]}, "MixtralForCausalLM"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"sliding_window": 4096}, "sliding_window"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"pretraining_tp": 2}, "pretraining_tp"),
+        ({"rope_interleaved": True}, "rope_interleaved"),
+        ({"num_experts": 8}, "num_experts"),
+        ({"hidden_size": None}, "hidden_size"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "rope_scaling"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "mscale": 1.0}}, "mscale"),
+    ],
+)
+def test_refusal_names_the_key(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=named):
+        parse_config(LLAMA | changes)

@@ -1,0 +1,132 @@
+"""Small random Llamas of every supported shape compute what transformers computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from services.scheduler.model.errors import UnsupportedModelError
+from tests.integration.model.small_models import (
+    VOCAB_SIZE,
+    engine_logprobs,
+    expected_logprobs,
+    load_small_engine,
+    save_small_model,
+)
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama 2": {},
+    "llama 3 (grouped queries, scaled RoPE)": {"num_key_value_heads": 2, "rope_parameters": LLAMA3_ROPE},
+    "one KV head": {"num_key_value_heads": 1},
+    "tied head": {"tie_word_embeddings": True},
+    "linear RoPE": {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}},
+    "YaRN": {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+        }
+    },
+    "attention bias": {"attention_bias": True},
+    "feed-forward bias": {"mlp_bias": True},
+    "head_dim of its own": {"head_dim": 12},
+    "another epsilon": {"rms_norm_eps": 0.1},
+}
+PROMPT = [(7 * i * i + 3 * i + 1) % VOCAB_SIZE for i in range(70)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_logprobs_equal_transformers(tmp_path: Path, shape: str) -> None:
+    model = save_small_model(tmp_path, **SHAPES[shape])
+    chunks = [33, 1, 1, 20, 1, 14]
+    got = engine_logprobs(load_small_engine(tmp_path), PROMPT, chunks)
+    torch.testing.assert_close(got, expected_logprobs(model, PROMPT, chunks), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_sixteen_bit_logprobs_are_close(tmp_path: Path, dtype: str) -> None:
+    model = save_small_model(tmp_path, initializer_range=0.1)
+    got = engine_logprobs(load_small_engine(tmp_path, dtype=dtype), PROMPT, [64, 1, 1])
+    assert (got - expected_logprobs(model, PROMPT, [64, 1, 1])).abs().max() < 0.15
+
+
+def test_sharded_files_load_through_their_index(tmp_path: Path) -> None:
+    model = save_small_model(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
+    got = engine_logprobs(load_small_engine(tmp_path), PROMPT, [70])
+    torch.testing.assert_close(got, expected_logprobs(model, PROMPT, [70]), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("first", [1, 3, 4, 5, 8, 31])
+def test_chunked_prefill_equals_whole_prefill(tmp_path: Path, first: int) -> None:
+    save_small_model(tmp_path, num_key_value_heads=2)
+    engine = load_small_engine(tmp_path)
+    whole = engine_logprobs(engine, PROMPT, [70])
+    torch.testing.assert_close(engine_logprobs(engine, PROMPT, [first, 70 - first])[-1:], whole, rtol=1e-4, atol=1e-4)
+
+
+def test_report_tells_capacity(tmp_path: Path) -> None:
+    save_small_model(tmp_path)
+    report = load_small_engine(tmp_path, kv_tokens=None, kv_memory_bytes=1 << 16).report
+    per_token = 2 * 2 * 4 * 8 * 4  # keys and values, layers, heads, head_dim, bytes
+    assert (report.architecture, report.dtype, report.device) == ("LlamaForCausalLM", "float32", "cpu")
+    assert report.kv_tokens == (1 << 16) // per_token // 4 * 4
+    assert report.kv_bytes == report.kv_tokens * per_token
+    assert report.context_length == 256
+
+
+def test_context_beyond_the_models_own_is_refused(tmp_path: Path) -> None:
+    save_small_model(tmp_path)
+    with pytest.raises(UnsupportedModelError, match="context_length 257"):
+        load_small_engine(tmp_path, context_length=257)
+
+
+def test_missing_tensor_is_named(tmp_path: Path) -> None:
+    save_small_model(tmp_path, tie_word_embeddings=True)
+    config = tmp_path / "config.json"
+    config.write_text(config.read_text().replace('"tie_word_embeddings": true', '"tie_word_embeddings": false'))
+    with pytest.raises(UnsupportedModelError, match=r"lm_head\.weight"):
+        load_small_engine(tmp_path)
+
+
+def test_leftover_tensors_are_refused(tmp_path: Path) -> None:
+    save_small_model(tmp_path, attention_bias=True)
+    config = tmp_path / "config.json"
+    config.write_text(config.read_text().replace('"attention_bias": true', '"attention_bias": false'))
+    with pytest.raises(UnsupportedModelError, match="bias"):
+        load_small_engine(tmp_path)
+
+
+def test_misshapen_tensor_is_named(tmp_path: Path) -> None:
+    save_small_model(tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(config.read_text().replace('"intermediate_size": 48', '"intermediate_size": 40'))
+    with pytest.raises(UnsupportedModelError, match="gate_proj"):
+        load_small_engine(tmp_path)
+
+
+def test_folder_without_weights_is_refused(tmp_path: Path) -> None:
+    save_small_model(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(UnsupportedModelError, match=r"neither model\.safetensors"):
+        load_small_engine(tmp_path)
+
+
+def test_truncated_weights_are_refused(tmp_path: Path) -> None:
+    save_small_model(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(UnsupportedModelError, match="can't be read"):
+        load_small_engine(tmp_path)
