@@ -152,7 +152,7 @@ class Call:
                 cursor.offset = offset + 1
                 continue
             budget -= cursor.add_to(rows, budget)
-            if budget <= 0:
+            if budget <= 0 or cursor.behind:
                 self.outbox.mark_all(rest for rest in cursors[index:] if rest.behind)
                 return
 

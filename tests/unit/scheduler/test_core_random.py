@@ -1,0 +1,95 @@
+"""Random mixes of everything that can happen, with every account checked."""
+
+import random
+
+import pytest
+
+from services.runtime.errors import Overloaded
+from services.scheduler.admission import Limits
+from services.scheduler.submission import ChoiceStart
+from tests.unit.scheduler.driver import Driver, alone
+
+
+class Mix:
+    """One seeded run: submits, aborts, releases, deadlines and steps in random order, on a pool that is too small."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        block_size = self.random.choice([1, 4, 16])
+        self.driver = Driver(
+            block_size=block_size,
+            total_blocks=self.random.choice([200, 320]) // block_size,
+            limits=Limits(max_running=8, max_waiting=16, max_step_tokens=self.random.choice([8, 20, 64])),
+            eos_after=lambda prompt, spec: len(prompt) % 13 + 5 if len(prompt) % 3 == 0 else None,
+        )
+        self.submitted = 0
+        self.preempted = 0
+
+    def run(self, attempts: int) -> None:
+        while self.submitted < attempts:
+            self._event()
+            self.driver.begin()
+            for _ in range(self.random.choice([0, 0, 1, 3])):
+                self._event()
+            self.driver.finish()
+            if self.driver.steps % 25 == 0:
+                self.driver.core.check_integrity()
+        self.driver.run()
+
+    def _event(self) -> None:
+        live = list(self.driver.core.attempts)
+        kind = self.random.random()
+        if kind < 0.7 or not live:
+            self._submit()
+        elif kind < 0.85:
+            self.driver.abort(self.random.choice(live))
+        elif kind < 0.95:
+            attempt_id = self.random.choice(live)
+            self.preempted += sum(s.preemptions for s in self.driver.core.attempts[attempt_id].sequences)
+            self.driver.release(attempt_id)
+        else:
+            self.driver.now += self.random.random()
+
+    def _submit(self) -> None:
+        choices = tuple(ChoiceStart(number) for number in range(self.random.choice([1, 1, 1, 3])))
+        deadline = self.random.choice([None, None, 1.5])
+        try:
+            self.driver.submit(
+                self.submitted + 1,
+                range(20, 21 + self.random.randrange(60)),
+                choices=choices,
+                max_tokens=self.random.randrange(1, 90),
+                deadline_in_s=deadline,
+            )
+            self.submitted += 1
+        except Overloaded:
+            pass
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_accounts_hold_after_a_random_mix_of_finishes_aborts_releases_and_preemptions(seed: int) -> None:
+    mix = Mix(seed)
+    mix.run(350)
+    driver = mix.driver
+    assert mix.preempted + sum(s.preemptions for a in driver.core.attempts.values() for s in a.sequences) > 0
+    driver.assert_idle()
+    for (attempt_id, choice), log in driver.logs.items():
+        assert log.released or log.end is not None
+        if log.end is not None:
+            assert log.end.token_offset == len(log.ids), (attempt_id, choice)
+    driver.release(*driver.core.attempts)
+    assert driver.core.held_sequences == 0
+
+
+def test_whatever_happened_around_it_a_sequence_s_output_is_a_prefix_of_what_it_is_alone() -> None:
+    mix = Mix(11)
+    mix.run(120)
+    for (attempt_id, choice), log in mix.driver.logs.items():
+        if choice == 0 and log.ids:
+            attempt = mix.driver.core.attempts.get(attempt_id)
+            if attempt is not None:
+                whole = alone(attempt_id, attempt.submission.prompt_ids, max_tokens=89, ignore_eos=True)
+                produced = log.ids.tolist()
+                if produced[-1] == 2:
+                    produced.pop()
+                assert produced == whole[: len(produced)]
