@@ -35,7 +35,7 @@ class Received:
                 assert ids or batch.texts[row], "an empty row"
                 self.ids += ids
                 self.text += batch.texts[row]
-                self.deltas.append(batch.texts[row])
+                self.deltas += filter(None, [batch.texts[row]])
                 self.tokens += batch.row_tokens.get(row, ())
         for finish in batch.finishes:
             if finish.sequence == number:

@@ -80,4 +80,5 @@ def byte_ids(tokenizer: Tokenizer, data: bytes) -> list[int]:
     if isinstance(tokenizer.decoder, decoders.ByteLevel):
         pieces = vocabulary_of(tokenizer).pieces
         return [pieces.index(bytes([byte])) for byte in data]
-    return [tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in data]
+    ids = tokenizer.get_vocab()
+    return [ids[f"<0x{byte:02X}>"] for byte in data]

@@ -14,25 +14,25 @@ SENTENCE_PIECE = cases(vocabulary_of(sentence_piece()))
 EITHER = st.one_of(BYTE_LEVEL, SENTENCE_PIECE)
 
 
-@settings(max_examples=examples(600))
+@settings(max_examples=examples(250))
 @given(EITHER)
 def test_what_has_left_depends_on_the_tokens_so_far_and_the_plan_alone(case: Case) -> None:
     laws.what_has_left_depends_on_the_tokens_so_far_and_the_plan_alone(case)
 
 
-@settings(max_examples=examples(300))
+@settings(max_examples=examples(120))
 @given(EITHER)
 def test_the_whole_is_the_same_in_steps_of_one_two_eight_and_at_once(case: Case) -> None:
     laws.the_whole_is_the_same_in_any_steps(case)
 
 
-@settings(max_examples=examples(200))
+@settings(max_examples=examples(100))
 @given(EITHER)
 def test_text_never_runs_ahead_of_its_ids(case: Case) -> None:
     laws.text_never_runs_ahead_of_its_ids(case)
 
 
-@settings(max_examples=examples(200))
+@settings(max_examples=examples(100))
 @given(st.one_of(st.tuples(BYTE_LEVEL, BYTE_LEVEL), st.tuples(SENTENCE_PIECE, SENTENCE_PIECE)))
 def test_a_neighbour_changes_nothing(pair: tuple[Case, Case]) -> None:
     laws.a_neighbour_changes_nothing(*pair)

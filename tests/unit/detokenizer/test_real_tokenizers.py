@@ -90,7 +90,7 @@ def test_every_string_comes_back_byte_by_byte(family: Family) -> None:
         assert text(family, [single[bytes([byte])] for byte in string.encode()], begins_text=False) == string
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(15))
 @given(st.data())
 def test_the_laws_hold(family: Family, data: st.DataObject) -> None:
     case = data.draw(family.cases)

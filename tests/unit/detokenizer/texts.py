@@ -29,7 +29,8 @@ class Case:
 
 def examples(quick: int) -> int:
     """How many examples of a law to try: so many in the quick form, more in proportion to the profile's own number."""
-    return max(1, quick * settings.default.max_examples // 100)
+    profile = settings.get_profile(settings.get_current_profile_name())
+    return max(1, quick * profile.max_examples // 100)
 
 
 def cases(vocabulary: Vocabulary, *, longest: int = 24) -> st.SearchStrategy[Case]:
