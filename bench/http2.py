@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Callable
+from typing import cast
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 WINDOW_BYTES_MAX = 2**31 - 1
@@ -37,11 +38,10 @@ class GrpcConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Opens both windows as wide as they go."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
         settings = _frame(SETTINGS, 0, 0, struct.pack(">HI", _INITIAL_WINDOW_SIZE, WINDOW_BYTES_MAX))
         more = struct.pack(">I", WINDOW_BYTES_MAX - WINDOW_BYTES_DEFAULT)
-        transport.write(PREFACE + settings + _frame(WINDOW_UPDATE, 0, 0, more))
+        self._transport.write(PREFACE + settings + _frame(WINDOW_UPDATE, 0, 0, more))
 
     def connection_lost(self, error: Exception | None) -> None:
         """Everything that was open is cut."""

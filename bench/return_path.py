@@ -38,6 +38,7 @@ OUT = Path("build/bench/return-path.json")
 KEEPS_UP = 0.95
 TOKENS_MAX = 8000
 START_S = 1.0
+TABLE_WIDTH_MIN = 110
 RATE_GUESS = 15_000.0
 RUN_TIMEOUT_S = 120.0
 # Room for 1,024 streams of the longest answer, so that nothing waits for blocks or a place.
@@ -79,7 +80,9 @@ def main() -> int:
     ]
     before = machine()
     rows = asyncio.run(_measure(cases, effort))
-    Console().print(_table(rows))
+    console = Console()
+    console.width = max(console.width, TABLE_WIDTH_MIN)  # a log has no width of its own
+    console.print(_table(rows))
     _write(rows, before)
     return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import cast
 
 import orjson
 
@@ -47,9 +48,8 @@ class _Stream(asyncio.Protocol):
         self._accepted = self._done = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.write(self._request)
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
+        self._transport.write(self._request)
 
     def connection_lost(self, error: Exception | None) -> None:
         if not self._done and not self._cut.done():
