@@ -64,6 +64,20 @@ class EventColumns:
         self.row_tokens.append((len(self.stream_ids), tokens))
         self.info_bytes += sum(_INFO_WEIGHT + _TOP_WEIGHT * len(token.top) for token in tokens)
 
+    def add_token(
+        self, stream_id: int, choice: int, token_offset: int, token_id: int, text_offset: int, text: str
+    ) -> None:
+        """A row of one token, which is what most are."""
+        self.stream_ids.append(stream_id)
+        self.choices.append(choice)
+        self.token_offsets.append(token_offset)
+        self.token_counts.append(1)
+        self.token_ids.append(token_id)
+        self.text_offsets.append(text_offset)
+        self.texts.append(text)
+        if choice:
+            self.several_choices = True
+
     def add_row(
         self, stream_id: int, choice: int, token_offset: int, token_ids: Sequence[int], text_offset: int, text: str
     ) -> None:
@@ -127,11 +141,12 @@ class _ChoiceCursor:
 
     def take_into(self, columns: EventColumns, stream_id: int, choice: int) -> None:
         log = self.log
-        start, text_start = self.token_offset, self.text_offset
-        self.token_offset, self.text_offset = len(log.token_ids), log.text_length
-        pieces = log.pieces[self.piece :]
-        self.piece += len(pieces)
-        text = pieces[0] if len(pieces) == 1 else "".join(pieces)
+        start, text_start, piece = self.token_offset, self.text_offset, self.piece
+        self.token_offset, self.text_offset, self.piece = len(log.token_ids), log.text_length, len(log.pieces)
+        if self.token_offset == start + 1 and self.piece == piece + 1 and not log.tokens:
+            columns.add_token(stream_id, choice, start, log.token_ids[start], text_start, log.pieces[piece])
+            return
+        text = "".join(log.pieces[piece:])
         if log.tokens:
             start = self._take_tokens(columns, stream_id, choice, start, text_start)
         columns.add_row(stream_id, choice, start, log.token_ids[start:], text_start, text)

@@ -124,7 +124,10 @@ class Ledger:
             return []
         entry.apply(CallerEvent.LEFT)
         entry.finished_at = now
-        return [*self._end(entry, FinishReason.ABORTED, now), *self._settle(entry, now)]
+        effects = self._end(entry, FinishReason.ABORTED, now)
+        if not entry.accepted:
+            effects.append(Refuse(entry, Superseded("the caller left before the request was accepted")))
+        return [*effects, *self._settle(entry, now)]
 
     def abort(self, tenant: str, request_id: str, now: float) -> tuple[AbortOutcome, Entry | None, Effects]:
         """Stops a request by its id; the engine's end comes back through the route, or after a grace we end it here."""
@@ -365,6 +368,7 @@ class Ledger:
         del self._entries[entry]
         if self._current.get(entry.key) is entry:
             del self._current[entry.key]
+        self._timers.prune(len(self._entries))
         return Forget(entry)
 
     # -- making

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from services.runtime.error_tree import TailraceError
@@ -54,6 +54,14 @@ class Wake:
 
 
 @dataclass(frozen=True, slots=True)
+class Progressed:
+    """New output came: seconds from acceptance for each first output, and since → how many for the others."""
+
+    to_first_s: Sequence[float]
+    between_s: Mapping[float, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """The answer is whole, for whatever reason."""
 
@@ -97,6 +105,7 @@ Effect = (
     | Accept
     | Refuse
     | Wake
+    | Progressed
     | Finished
     | Unacceptable
     | Released

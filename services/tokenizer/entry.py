@@ -52,6 +52,7 @@ class Entry:
     attempts: list[Attempt] = field(default_factory=list)
     readers: list[Reader] = field(default_factory=list)
     accepted: bool = False
+    has_output: bool = False
     aborted_at: float | None = None
     progress_at: float = 0.0
     completed_at: float | None = None

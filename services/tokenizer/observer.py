@@ -1,4 +1,4 @@
-"""What operators learn of requests: metrics and one log line per end. Nothing here runs per token."""
+"""What operators learn of requests: metrics and one log line per end. Nothing here runs once per token and request."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections import Counter
 from services.protocol.events import FinishReason
 from services.runtime.log import get_logger
 from services.runtime.metrics import TokenizerMetrics
+from services.tokenizer.effects import Progressed
 from services.tokenizer.entry import Entry
 
 _log = get_logger("tokenizer")
@@ -23,6 +24,13 @@ class Observer:
         """A scheduler has the request."""
         self._metrics.accepted_total.inc()
         self._metrics.prompt_tokens_total.inc(len(entry.pinned.prompt_ids))
+
+    def progressed(self, progress: Progressed) -> None:
+        """New output came for some requests, all in one message."""
+        for seconds in progress.to_first_s:
+            self._metrics.time_to_first_token_seconds.observe(seconds)
+        for seconds, count in progress.between_s.items():
+            self._metrics.inter_token_latency_seconds.observe(seconds, count)
 
     def finished(self, entry: Entry) -> None:
         """The answer is whole. Its reason, for the count, is its choices' most serious one."""

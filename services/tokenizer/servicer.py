@@ -70,7 +70,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
             call = self._gateways.connect(epoch)
 
             async def write(columns: EventColumns) -> None:
-                await context.write(tokenizer_pb2.StreamEventsResponse(batch=event_batch_to_wire(columns)))
+                await context.write(event_batch_to_wire(columns))
 
             try:
                 await context.write(tokenizer_pb2.StreamEventsResponse(hello=to_wire(self._current_hello())))

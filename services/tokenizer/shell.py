@@ -26,6 +26,7 @@ from services.tokenizer.effects import (
     Effects,
     Finished,
     Forget,
+    Progressed,
     Refuse,
     Released,
     Resubscribe,
@@ -177,6 +178,8 @@ class Shell:
                 for entry in entries:
                     for reader in entry.readers:
                         reader.mark()
+            case Progressed():
+                self._observer.progressed(effect)
             case Submit(attempt):
                 self._submit(attempt)
             case SendAbort(attempt):

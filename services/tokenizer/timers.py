@@ -22,6 +22,12 @@ class Timers:
         self._count += 1  # keeps entries out of the comparison
         heapq.heappush(self._heap, (at, self._count, entry))
 
+    def prune(self, live: int) -> None:
+        """Drops forgotten entries' moments once they are most of the heap: a far one would keep its entry alive."""
+        if len(self._heap) > 4 * live + 64:
+            self._heap = [moment for moment in self._heap if not moment[2].forgotten]
+            heapq.heapify(self._heap)
+
     def due(self, now: float) -> Iterator[Entry]:
         """Entries whose moment has come, each taken out; once per moment."""
         while self._heap and self._heap[0][0] <= now:

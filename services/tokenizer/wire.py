@@ -63,26 +63,28 @@ def submit_to_wire(
     )
 
 
-def event_batch_to_wire(columns: EventColumns) -> tokenizer_pb2.EventBatch:
-    """An EventBatch message; columns that say nothing are left out."""
-    return tokenizer_pb2.EventBatch(
-        stream_ids=columns.stream_ids,
-        choices=columns.choices if columns.several_choices else None,
-        token_offsets=columns.token_offsets,
-        token_counts=columns.token_counts if columns.several_tokens else None,
-        token_ids=columns.token_ids,
-        text_offsets=columns.text_offsets,
-        texts=columns.texts,
-        row_tokens=[common_pb2.RowTokens(row=row, tokens=tokens_to_wire(tokens)) for row, tokens in columns.row_tokens],
-        finishes=[
-            tokenizer_pb2.StreamFinish(stream_id=stream_id, finish=finish_to_wire(finish))
-            for stream_id, finish in columns.finishes
-        ],
-        completions=[
-            tokenizer_pb2.StreamCompleted(stream_id=stream_id, completed=completed_to_wire(Completed(usage)))
-            for stream_id, usage in columns.completions
-        ],
-    )
+def event_batch_to_wire(columns: EventColumns) -> tokenizer_pb2.StreamEventsResponse:
+    """A message with an EventBatch; columns that say nothing are left out."""
+    message = tokenizer_pb2.StreamEventsResponse()
+    # Filled in place: a batch that is given to the constructor is copied.
+    batch = message.batch
+    batch.SetInParent()
+    batch.stream_ids.extend(columns.stream_ids)
+    if columns.several_choices:
+        batch.choices.extend(columns.choices)
+    batch.token_offsets.extend(columns.token_offsets)
+    if columns.several_tokens:
+        batch.token_counts.extend(columns.token_counts)
+    batch.token_ids.extend(columns.token_ids)
+    batch.text_offsets.extend(columns.text_offsets)
+    batch.texts.extend(columns.texts)
+    for row, tokens in columns.row_tokens:
+        batch.row_tokens.add(row=row, tokens=tokens_to_wire(tokens))
+    for stream_id, finish in columns.finishes:
+        batch.finishes.add(stream_id=stream_id, finish=finish_to_wire(finish))
+    for stream_id, usage in columns.completions:
+        batch.completions.add(stream_id=stream_id, completed=completed_to_wire(Completed(usage)))
+    return message
 
 
 def _finish_from_wire(pb: detokenizer_pb2.TextFinish) -> TextFinish:

@@ -1,8 +1,9 @@
 """A scheduler and a detokenizer in one, speaking the contract over real gRPC, whose every word a test decides.
 
-What it is told to produce it keeps per sequence and replays on each new StreamText call from token 0, as the real ones do.
+What it is told to produce it keeps per sequence, and replays on each new StreamText call from token 0 as real ones do.
 """
 
+# ruff: noqa: N802  # the contract's method names are CamelCase
 from __future__ import annotations
 
 import asyncio
@@ -20,7 +21,7 @@ HEARTBEAT_S = 0.5
 
 
 @dataclass(eq=False)
-class Sequence_:
+class EngineSequence:
     """One choice of an attempt: its pieces (id, text), and its ends."""
 
     attempt_id: int
@@ -46,7 +47,7 @@ class Engine(scheduler_pb2_grpc.SchedulerServiceServicer, detokenizer_pb2_grpc.D
     def __init__(self, hello: common_pb2.Hello) -> None:
         self.hello = hello
         self.submits: list[scheduler_pb2.SubmitRequest] = []
-        self.sequences: dict[tuple[int, int], Sequence_] = {}
+        self.sequences: dict[tuple[int, int], EngineSequence] = {}
         self.tombstones: set[int] = set()
         self.aborted: list[int] = []
         self.released: list[int] = []
@@ -70,7 +71,7 @@ class Engine(scheduler_pb2_grpc.SchedulerServiceServicer, detokenizer_pb2_grpc.D
     def finish(
         self,
         attempt_id: int,
-        reason: int = common_pb2.FINISH_REASON_STOP,
+        reason: common_pb2.FinishReason = common_pb2.FINISH_REASON_STOP,
         choice: int = 0,
         *,
         engine_ended: bool = True,
@@ -161,7 +162,9 @@ class Engine(scheduler_pb2_grpc.SchedulerServiceServicer, detokenizer_pb2_grpc.D
 
     # -- DetokenizerService
 
-    async def StreamText(self, request: detokenizer_pb2.StreamTextRequest, context: Context) -> None:
+    async def StreamText(  # type: ignore[override]  # grpc.aio also takes a method that writes
+        self, request: detokenizer_pb2.StreamTextRequest, context: Context
+    ) -> None:
         call = Call(request.route.generation)
         for older in self.calls:
             if older.generation > call.generation:
@@ -197,7 +200,7 @@ class Engine(scheduler_pb2_grpc.SchedulerServiceServicer, detokenizer_pb2_grpc.D
     def _accept(self, request: scheduler_pb2.SubmitRequest) -> None:
         self.submits.append(request)
         for choice in request.choices:
-            sequence = Sequence_(request.attempt_id, choice.choice)
+            sequence = EngineSequence(request.attempt_id, choice.choice)
             self.sequences[request.attempt_id, choice.choice] = sequence
             for call in self.calls:
                 self._start(call, sequence)
@@ -208,7 +211,7 @@ class Engine(scheduler_pb2_grpc.SchedulerServiceServicer, detokenizer_pb2_grpc.D
                 del self.sequences[request.attempt_id, choice.choice]
             raise
 
-    def _start(self, call: Call, sequence: Sequence_) -> None:
+    def _start(self, call: Call, sequence: EngineSequence) -> None:
         number = call.numbers[sequence.attempt_id, sequence.choice] = len(call.numbers) + 1
         start = detokenizer_pb2.TextStart(sequence=number, attempt_id=sequence.attempt_id, choice=sequence.choice)
         self._put(call, detokenizer_pb2.TextBatch(starts=[start]))
@@ -222,7 +225,7 @@ class Engine(scheduler_pb2_grpc.SchedulerServiceServicer, detokenizer_pb2_grpc.D
             self.changed.notify_all()
 
 
-def _rows(number: int, sequence: Sequence_, at: int) -> detokenizer_pb2.TextBatch | None:
+def _rows(number: int, sequence: EngineSequence, at: int) -> detokenizer_pb2.TextBatch | None:
     pieces = sequence.pieces[at:]
     if not pieces:
         return None
@@ -238,7 +241,7 @@ def _rows(number: int, sequence: Sequence_, at: int) -> detokenizer_pb2.TextBatc
     return batch
 
 
-def _ends(number: int, sequence: Sequence_) -> detokenizer_pb2.TextBatch | None:
+def _ends(number: int, sequence: EngineSequence) -> detokenizer_pb2.TextBatch | None:
     batch = detokenizer_pb2.TextBatch()
     if sequence.finish is not None:
         finish = batch.finishes.add()

@@ -12,7 +12,9 @@ async def collect(call: object) -> list[Event]:
 
 
 def text_of(events: list[Event], choice: int = 0) -> str:
-    return "".join(event.delta.text for event in events if event.WhichOneof("event") == "delta" and event.delta.choice == choice)
+    return "".join(
+        event.delta.text for event in events if event.WhichOneof("event") == "delta" and event.delta.choice == choice
+    )
 
 
 async def test_a_direct_caller_gets_a_started_its_text_one_finish_and_one_completed(system: System) -> None:
