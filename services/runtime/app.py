@@ -101,7 +101,10 @@ class Runtime:
         return "" if self.ready else self._why
 
     def set_ready(self, ready: bool, why: str = "") -> None:
-        """Tells whether this process can take work: health follows, and each change is logged once with its reason."""
+        """Tells whether this process can take work: health follows, and each change is logged once with its reason.
+
+        Call it on the event loop's thread.
+        """
         if (ready, why) == (self._ready, self._why):
             return
         self._ready, self._why = ready, why

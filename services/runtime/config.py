@@ -62,6 +62,9 @@ class ProcessConfig:
     port: int = option(0, help="port of the service; 0 picks a free one")
     admin_port: int = option(0, help="port for operators (inspection, drain, health); 0 picks a free one")
     metrics_port: int = option(0, help="port of /metrics; 0 picks a free one")
+    max_concurrent_rpcs: int | None = option(
+        None, help="most calls at a time on the service's port, health checks included; beyond it RESOURCE_EXHAUSTED"
+    )
     drain_timeout_s: float = option(30.0, help="how long open requests may take to finish after SIGTERM")
     log_format: LogFormat = option("auto", help="text, json, or auto: text on a terminal, otherwise json")
     log_level: LogLevel = option("info", help="least level that is written")
@@ -71,6 +74,12 @@ class ProcessConfig:
         require(self, "host", bool(self.host), "must not be empty")
         for key in ("port", "admin_port", "metrics_port"):
             require(self, key, 0 <= getattr(self, key) <= MAX_PORT, f"must be 0 to {MAX_PORT}")
+        require(
+            self,
+            "max_concurrent_rpcs",
+            self.max_concurrent_rpcs is None or self.max_concurrent_rpcs >= 1,
+            "must be 1 or more",
+        )
         require(self, "drain_timeout_s", self.drain_timeout_s >= 0, "must be 0 or more")
 
 

@@ -36,7 +36,6 @@ FLUSH_TIMEOUT_S = 2.0  # for calls whose last event was just written
 LAG_INTERVAL_S = 0.1
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
-
 MakeApp = Callable[[Runtime], App]
 C = TypeVar("C", bound=ProcessConfig)
 
@@ -125,7 +124,9 @@ async def _open_ports(runtime: Runtime, app: App, metrics_port: int, stack: Asyn
     """Opens the two gRPC ports; `stack` will close the app, then the public one, then the operators'."""
     config = runtime.config
     admin = GrpcServer(host=config.host, port=config.admin_port, name=f"{runtime.name} (admin)")
-    public = GrpcServer(host=config.host, port=config.port, name=runtime.name)
+    public = GrpcServer(
+        host=config.host, port=config.port, name=runtime.name, max_concurrent_rpcs=config.max_concurrent_rpcs
+    )
     stack.push_async_callback(admin.stop, 0)
     stack.push_async_callback(public.stop, FLUSH_TIMEOUT_S)
     stack.push_async_callback(_close, runtime, app)

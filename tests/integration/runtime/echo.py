@@ -161,8 +161,8 @@ async def rest_of(call: Any) -> list[bytes]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Returns once the condition holds; fails after 10 s."""
-    async with asyncio.timeout(10):
+    """Returns once the condition holds; fails after 30 s."""
+    async with asyncio.timeout(30):
         while not condition():  # noqa: ASYNC110  # what is waited for lies in another process or thread
             await asyncio.sleep(0.005)
 

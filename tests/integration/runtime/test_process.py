@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from services.runtime import __version__
 from services.runtime.client import connect, open_stream
-from services.runtime.errors import Unavailable, from_rpc_error
+from services.runtime.errors import Overloaded, Unavailable, from_rpc_error
 from services.runtime.phase import Phase
 from services.runtime.process import Ports, Runtime, run_async
 from tests.integration.runtime.echo import SERVICE, EchoApp, EchoConfig, stream, unary, until
@@ -34,7 +34,7 @@ class Running:
     stop_now: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def exit_code(self) -> int:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             return await self.result
 
 
@@ -60,7 +60,7 @@ async def running(config: EchoConfig | None = None) -> AsyncIterator[Running]:
 
 async def only_code(config: EchoConfig) -> int:
     """The exit code of a process that ends by itself."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         return await run_async("echo", config, lambda runtime: EchoApp(runtime, config), stop=asyncio.Event())
 
 
@@ -184,6 +184,20 @@ async def test_past_the_bound_open_streams_get_an_event_not_a_cut() -> None:
             assert await call.read() == b"aborted"
             assert await call.read() is grpc.aio.EOF
         assert await process.exit_code() == 0
+
+
+async def test_a_process_limits_its_concurrent_calls_when_told() -> None:
+    async with (
+        running(EchoConfig(max_concurrent_rpcs=1)) as process,
+        connect(f"127.0.0.1:{process.ports.public}") as channel,
+    ):
+        async with open_stream(lambda: stream(channel, "Hold")(b"")) as call:
+            assert await call.read() == b"opened"
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await unary(channel, "Say")(b"")
+        assert isinstance(from_rpc_error(refused.value), Overloaded)
+        await until(lambda: process.app.open_requests() == 0)
+        assert await unary(channel, "Say")(b"x") == b"x"
 
 
 async def test_a_drain_request_may_set_its_own_bound() -> None:

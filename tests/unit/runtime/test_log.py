@@ -188,7 +188,7 @@ def test_any_value_can_be_logged(form: log.LogFormat, value: object) -> None:
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.binary() | st.text(st.characters()),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner) | st.tuples(inner),
-    max_leaves=10,
+    max_leaves=5,
 )
 
 
