@@ -211,19 +211,19 @@ class SchedulerCore:
         submission = attempt.submission
         self._next_key += 1
         with_logprobs = submission.sampling.logprobs is not None
+        eos_ids = () if submission.ignore_eos else self.info.eos_token_ids
+        stop_ids = tuple(dict.fromkeys((*eos_ids, *submission.stop_token_ids)))
         log = TokenLog(
             SequenceKey(self._next_key),
             submission.attempt_id,
             start.choice,
             submission.route,
-            submission.text,
+            replace(submission.text, end_token_ids=stop_ids),
             with_logprobs=with_logprobs,
         )
         log.ids.extend(start.output_ids)
         if log.logprobs is not None:
             log.logprobs += start.output_logprobs
-        eos_ids = () if submission.ignore_eos else self.info.eos_token_ids
-        stop_ids = tuple(dict.fromkeys((*eos_ids, *submission.stop_token_ids)))
         suppressible = stop_ids if submission.min_tokens else ()
         return Sequence(
             attempt=attempt,

@@ -17,7 +17,7 @@ class Route(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextPlan:
-    """For the detokenizer: how ids become text. The scheduler hands it on and never looks inside."""
+    """For the detokenizer: how ids become text. The scheduler hands it on, and adds which tokens end the sequence."""
 
     stop: tuple[str, ...] = ()
     include_stop_in_output: bool = False
@@ -26,6 +26,7 @@ class TextPlan:
     spaces_between_special_tokens: bool = False
     begins_text: bool = False
     token_info: bool = False
+    end_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,6 +170,7 @@ def _start_to_wire(number: int, log: TokenLog) -> scheduler_pb2.SequenceStart:
             spaces_between_special_tokens=text.spaces_between_special_tokens,
             begins_text=text.begins_text,
             token_info=text.token_info,
+            end_token_ids=text.end_token_ids,
         ),
     )
 

@@ -58,6 +58,15 @@ def test_an_id_that_is_both_stop_and_eos_is_told_as_the_stop_that_was_asked_for(
     assert driver.end(1).stop == StopToken(2)
 
 
+def test_the_text_plan_names_every_token_that_ends_the_sequence() -> None:
+    """The detokenizer holds such a token's text back until it knows; without the names a stop token's text leaks."""
+    driver = Driver()
+    driver.submit(1, stop_token_ids=(99,))
+    driver.submit(2, stop_token_ids=(99,), ignore_eos=True)
+    assert set(driver.logs[1, 0].text.end_token_ids) == {99, *driver.engine.info.eos_token_ids}
+    assert driver.logs[2, 0].text.end_token_ids == (99,)
+
+
 def test_a_stop_at_the_last_allowed_token_is_a_stop_and_not_a_length() -> None:
     driver = eos_at(7)
     driver.submit(1, max_tokens=8)
