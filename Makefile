@@ -62,7 +62,7 @@ $(GENERATED): $(PROTOS) | $(SETUP)
 	$(call say,"contracts: proto → build/gen")
 	@rm -rf build/gen.new && mkdir -p build/gen.new
 	@PATH="$(abspath $(VENV))/bin:$$PATH" $(PY) -m grpc_tools.protoc -I proto --python_out=build/gen.new --pyi_out=build/gen.new \
-	  --grpc_python_out=build/gen.new --mypy_grpc_out=quiet:build/gen.new $(PROTOS)
+	  --grpc_python_out=build/gen.new --mypy_grpc_out=quiet,generate_concrete_servicer_stubs:build/gen.new $(PROTOS)
 	@rm -rf build/gen && mv build/gen.new build/gen && touch $@
 
 $(MODEL_READY): $(wildcard services/scheduler/model/export.py services/scheduler/model/gguf*.py) | $(SETUP)
