@@ -20,7 +20,7 @@ from services.scheduler.core import SchedulerCore
 from tailrace.v1 import admin_pb2, admin_pb2_grpc, common_pb2, scheduler_pb2, scheduler_pb2_grpc
 
 TOKENIZER, EPOCH = "tokenizer-1", 7
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 class TokenReader:
