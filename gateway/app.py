@@ -43,7 +43,7 @@ class Gateway:
             raise ConfigError(f"api_keys_file: {error}") from error
         self._limits = Limits(open_max=config.open_requests_max, tenant_max=self._tenants.open_max_of)
         self._answers = OpenAnswers()
-        self._router = self._connect(config)
+        self.router = self._connect(config)
         self._metrics = GatewayMetrics(runtime.registry)
         self._slow_readers = SlowReaders(self._answers, clock=runtime.clock, timeout_s=config.slow_reader_timeout_s)
         api = Api(self._requests("http"), tenants=self._tenants, config=config, not_ready=self._not_ready)
@@ -83,7 +83,7 @@ class Gateway:
         self._runtime.log.info("http started", host=self._runtime.config.host, http_port=self.http_port)
         self.http_started.set()
         async with asyncio.TaskGroup() as tasks:
-            for link in self._router.links:
+            for link in self.router.links:
                 tasks.create_task(link.run(), name=f"link to {link.address}")
             tasks.create_task(self._slow_readers.run(), name="slow readers")
 
@@ -106,12 +106,12 @@ class Gateway:
             async with asyncio.timeout(FAREWELL_S):
                 await self._limits.wait_idle()
         await self._http.stop()
-        for link in self._router.links:
+        for link in self.router.links:
             await link.close()
 
     def _connect(self, config: Config) -> Router:
         waker = Waker()
-        router = Router()
+        router = Router(self._hello())
         router.links = tuple(
             TokenizerLink(
                 address,
@@ -130,17 +130,17 @@ class Gateway:
         return RemoteRequests(
             transport=transport,
             epoch=self._runtime.epoch,
-            router=self._router,
+            router=self.router,
             limits=self._limits,
             answers=self._answers,
             metrics=self._metrics,
         )
 
     def _tell_readiness(self) -> None:
-        self._runtime.set_ready(self._router.ready, self._router.why_not)
+        self._runtime.set_ready(self.router.ready, self.router.why_not)
 
     def _not_ready(self) -> str:
-        return "" if self._runtime.ready else self._router.why_not or f"the gateway is {self._runtime.phase.value}"
+        return "" if self._runtime.ready else self.router.why_not or f"the gateway is {self._runtime.phase.value}"
 
     def _hello(self) -> Hello:
         return hello_of(self._runtime.epoch)

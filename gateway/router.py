@@ -12,8 +12,9 @@ from services.runtime.errors import Unavailable
 class Router:
     """The links to all tokenizers of the deployment."""
 
-    def __init__(self, links: Sequence[TokenizerLink] = ()) -> None:
-        self.links = tuple(links)
+    def __init__(self, ours: Hello) -> None:
+        self.links: Sequence[TokenizerLink] = ()  # set once: a link needs the router's `misfit` to be made
+        self._ours = ours
 
     @property
     def ready(self) -> bool:
@@ -33,7 +34,9 @@ class Router:
         return min(ready, key=lambda link: len(link.streams))
 
     def misfit(self, theirs: Hello) -> str | None:
-        """Why a tokenizer must not be used beside those that are: one deployment serves one model."""
+        """Why a tokenizer must not be used by us, or beside those that are: one deployment serves one model."""
+        if why := mismatch(self._ours, theirs):
+            return why
         for link in self.links:
             if link.ready and link.peer is not None and (why := mismatch(link.peer, theirs)):
                 return f"{why} (as tokenizer {link.address} has it)"

@@ -156,7 +156,7 @@ class TokenizerLink:
 
     async def _call(self) -> None:
         """One event call, from its start until it is lost, which it always is. Raises LinkLost."""
-        self._move(LinkEvent.CALLED, "waiting for its hello")
+        self._move(LinkEvent.CALLED, self.why)
         request = tokenizer_pb2.StreamEventsRequest(gateway=greeting.to_wire(hello_of(self._epoch)))
         try:
             async with open_stream(lambda: self._tokenizer.StreamEvents(request)) as call:

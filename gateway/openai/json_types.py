@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
-
-import orjson
 
 Reader = Callable[[Any], Any]
 
@@ -27,7 +26,7 @@ def shown(value: object) -> str:
     """A value as an error message may quote it: short, and never a whole prompt."""
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "a list"
-    text = orjson.dumps(value).decode()
+    text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= SHOWN_CHARS_MAX else text[: SHOWN_CHARS_MAX - 1] + "…"
 
 

@@ -6,16 +6,14 @@ import aiohttp
 import pytest
 
 from tests.integration.gateway.running_gateway import RunningGateway, running_gateway
-from tests.integration.gateway.servicer import ScriptedTokenizer
+from tests.integration.gateway.servicer import ScriptedTokenizer, serving
 
 
 @pytest.fixture
 async def tokenizer() -> AsyncIterator[ScriptedTokenizer]:
     """A scripted tokenizer that listens."""
-    scripted = ScriptedTokenizer()
-    await scripted.start()
-    yield scripted
-    await scripted.stop()
+    async with serving(ScriptedTokenizer()) as scripted:
+        yield scripted
 
 
 @pytest.fixture

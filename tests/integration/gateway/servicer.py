@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -266,3 +267,13 @@ class ScriptedTokenizer(tokenizer_pb2_grpc.TokenizerServiceServicer):
 
     def _publish(self, batch: tokenizer_pb2.EventBatch) -> None:
         self._outbox.put_nowait(batch)
+
+
+@asynccontextmanager
+async def serving(tokenizer: ScriptedTokenizer) -> AsyncIterator[ScriptedTokenizer]:
+    """A scripted tokenizer that listens until the block ends."""
+    await tokenizer.start()
+    try:
+        yield tokenizer
+    finally:
+        await tokenizer.stop()

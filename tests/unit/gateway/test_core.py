@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.core import EventRows, Stream, StreamTable
+from gateway.state import StreamPhase
+from services.protocol.events import Completed, Delta, ErrorCode, Finish, FinishReason, Started, Usage
+from services.runtime.errors import Unavailable
+
+STARTED = Started(request_id="r", resume_token=b"", model="m", created_unix_ms=0, prompt_tokens=5, seed=0)
+
+
+def table_with(*stream_ids: int, n: int = 1, whole: bool = False) -> tuple[StreamTable, list[Stream]]:
+    table = StreamTable()
+    streams = [Stream(number, request_id="", n=n, whole=whole, wake=lambda: None) for number in stream_ids]
+    for stream in streams:
+        table.add(stream)
+    return table, streams
+
+
+def row(stream_id: int, offset: int, text: str, *, choice: int = 0, text_offset: int | None = None) -> EventRows:
+    """One row of one token whose text has the same offset unless told otherwise."""
+    return EventRows(
+        stream_ids=[stream_id],
+        choices=[choice],
+        token_offsets=[offset],
+        token_counts=[1],
+        token_ids=[1000 + offset],
+        text_offsets=[offset if text_offset is None else text_offset],
+        texts=[text],
+    )
+
+
+def text_of(events: Sequence[Any]) -> str:
+    return "".join(event.text for event in events if isinstance(event, Delta))
+
+
+def test_rows_go_to_their_streams_and_only_those_have_news() -> None:
+    table, (first, second, third) = table_with(1, 2, 3)
+    rows = EventRows(
+        stream_ids=[1, 3],
+        choices=[0, 0],
+        token_offsets=[0, 0],
+        token_counts=[2, 1],
+        token_ids=[7, 8, 9],
+        text_offsets=[0, 0],
+        texts=["ab", "c"],
+    )
+    assert list(table.apply(rows).touched) == [first, third]
+    assert first.take() == [Delta(0, "ab", [7, 8], 2, 2, [])]
+    assert third.take() == [Delta(0, "c", [9], 1, 1, [])]
+    assert second.take() == []
+
+
+def test_what_came_while_the_caller_was_away_is_one_delta() -> None:
+    table, (stream,) = table_with(1)
+    for offset, letter in enumerate("abc"):
+        table.apply(row(1, offset, letter))
+    assert stream.take() == [Delta(0, "abc", [1000, 1001, 1002], 3, 3, [])]
+
+
+def test_a_replay_that_agrees_brings_nothing_twice() -> None:
+    table, (stream,) = table_with(1)
+    for offset, letter in enumerate("abc"):
+        table.apply(row(1, offset, letter))
+    stream.take()
+    for offset, letter in enumerate("abcd"):
+        assert not table.apply(row(1, offset, letter)).broken
+    assert text_of(stream.take()) == "d"
+
+
+@pytest.mark.parametrize(
+    "contradiction",
+    [
+        row(1, 1, "X"),
+        row(1, 5, "f"),
+        row(1, 0, "b", choice=1),
+        EventRows(completions=[(1, Usage(1, 0, 1))]),
+    ],
+    ids=["other text", "a hole", "a choice nobody asked for", "completed before its choice"],
+)
+def test_a_contradiction_ends_that_stream_with_an_integrity_error_and_no_other(contradiction: EventRows) -> None:
+    table, (stream, neighbour) = table_with(1, 2)
+    for offset, letter in enumerate("abc"):
+        table.apply(row(1, offset, letter))
+    broken = table.apply(contradiction).broken
+    assert [item.stream for item in broken] == [stream]
+    events = stream.take()
+    assert text_of(events) == "abc"
+    ended = events[-2]
+    assert isinstance(ended, Finish)
+    assert ended.reason is FinishReason.ERROR
+    assert ended.error is not None
+    assert ended.error.code is ErrorCode.INTEGRITY
+    assert isinstance(events[-1], Completed)
+    assert neighbour.take() == []
+
+
+def test_after_an_integrity_error_nothing_more_is_taken_in() -> None:
+    table, (stream,) = table_with(1)
+    table.apply(row(1, 3, "x"))
+    stream.take()
+    assert list(table.apply(row(1, 0, "a")).touched) == []
+    assert stream.take() == []
+
+
+def test_events_of_streams_that_are_not_open_are_ignored() -> None:
+    table, (stream,) = table_with(1)
+    table.discard(stream)
+    applied = table.apply(row(1, 0, "a"))
+    assert not list(applied.touched)
+    assert not applied.broken
+
+
+def test_an_answer_may_be_complete_before_open_is_answered() -> None:
+    table, (stream,) = table_with(1)
+    table.apply(row(1, 0, "a"))
+    table.apply(EventRows(finishes=[(1, Finish(0, FinishReason.STOP, 1))], completions=[(1, Usage(1, 0, 1))]))
+    stream.accept(STARTED, 1)
+    assert stream.phase is StreamPhase.ENDED
+    assert text_of(stream.take()) == "a"
+    assert stream.cursor.done
+
+
+def test_a_replayed_completion_is_compared_too() -> None:
+    table, _ = table_with(1)
+    end = EventRows(finishes=[(1, Finish(0, FinishReason.STOP, 0))], completions=[(1, Usage(1, 0, 0))])
+    table.apply(end)
+    assert not table.apply(end).broken
+    assert table.apply(EventRows(completions=[(1, Usage(2, 0, 0))])).broken
+
+
+def test_a_cut_stream_gives_what_is_there_and_then_its_error() -> None:
+    table, (stream,) = table_with(1)
+    table.apply(row(1, 0, "a"))
+    stream.cut_off(Unavailable("gone"))
+    assert text_of(stream.take()) == "a"
+    with pytest.raises(Unavailable, match="gone"):
+        stream.take()
+
+
+def test_a_complete_answer_is_not_cut() -> None:
+    table, (stream,) = table_with(1)
+    table.apply(EventRows(finishes=[(1, Finish(0, FinishReason.STOP, 0))], completions=[(1, Usage(1, 0, 0))]))
+    stream.cut_off(Unavailable("gone"))
+    assert isinstance(stream.take()[-1], Completed)
+
+
+def test_our_own_end_finishes_every_open_choice_once_and_keeps_the_ends_that_came() -> None:
+    table, (stream,) = table_with(1, n=3)
+    stream.accept(STARTED, 1)
+    table.apply(row(1, 0, "a", choice=2))
+    table.apply(EventRows(finishes=[(1, Finish(1, FinishReason.LENGTH, 0))]))
+    stream.end_here(FinishReason.ABORTED)
+    events = stream.take()
+    assert [(e.choice, e.reason) for e in events if isinstance(e, Finish)] == [
+        (0, FinishReason.ABORTED),
+        (1, FinishReason.LENGTH),
+        (2, FinishReason.ABORTED),
+    ]
+    assert events[-1] == Completed(Usage(5, 0, 1))
+    assert stream.ended_here
+
+
+def test_a_whole_delivery_holds_a_choice_until_it_has_ended() -> None:
+    table, (stream,) = table_with(1, whole=True)
+    table.apply(row(1, 0, "a"))
+    assert stream.take() == []
+    table.apply(row(1, 1, "b"))
+    table.apply(EventRows(finishes=[(1, Finish(0, FinishReason.STOP, 2))]))
+    assert text_of(stream.take()) == "ab"
+
+
+@given(
+    text=st.text(max_size=30),
+    replays=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=5),
+    takes=st.lists(st.booleans(), min_size=30, max_size=30),
+)
+def test_whatever_is_replayed_and_whenever_it_is_read_the_joined_text_is_the_text(
+    text: str, replays: list[tuple[int, int]], takes: list[bool]
+) -> None:
+    table, (stream,) = table_with(1)
+    got = ""
+    for offset, letter in enumerate(text):
+        table.apply(row(1, offset, letter))
+        for start, end in replays:
+            for known in range(min(start, offset), min(end, offset)):
+                table.apply(row(1, known, text[known]))
+        if takes[offset]:
+            got += text_of(stream.take())
+    assert got + text_of(stream.take()) == text
