@@ -11,7 +11,7 @@ import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 from services.scheduler import wire
 from services.scheduler.admission import Limits
@@ -19,13 +19,14 @@ from services.scheduler.core import SchedulerCore
 from services.scheduler.engine.api import SamplingSpec
 from services.scheduler.engine.fake import FakeConfig, FakeEngine
 from services.scheduler.execution import execute
-from services.scheduler.publisher import Publisher
+from services.scheduler.publisher import Publisher, Rows
 from services.scheduler.submission import ChoiceStart, Route, Submission
 
 PARTS = ("plan", "engine", "apply", "mark", "take", "message")
 OWN_PARTS = tuple(part for part in PARTS if part != "engine")
 ROUTE = Route("bench", 1)
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -35,10 +36,10 @@ class Stopwatch:
 
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
 
-    def time(self, part: str, work: Callable[[], T]) -> T:
+    def time(self, part: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs `work` and counts its time."""
         started_at = time.thread_time()
-        result = work()
+        result = work(*args, **kwargs)
         self.seconds[part] += time.thread_time() - started_at
         return result
 
@@ -64,13 +65,17 @@ def measure(sequences: int, steps: int) -> Stopwatch:
         if step == 0:
             watch = Stopwatch()
         plan = watch.time("plan", core.plan)
-        answers = watch.time("engine", lambda plan=plan: execute(engine, plan))
-        effects = watch.time("apply", lambda plan=plan, answers=answers: core.apply(plan, answers, 0.0))
-        watch.time("mark", lambda effects=effects: publisher.perform(effects))
+        answers = watch.time("engine", execute, engine, plan)
+        effects = watch.time("apply", core.apply, plan, answers, 0.0)
+        watch.time("mark", publisher.perform, effects)
         rows = watch.time("take", call.take)
         assert rows is not None
-        watch.time("message", lambda rows=rows: wire.tokens_to_wire(rows).SerializeToString())
+        watch.time("message", _message, rows)
     return watch
+
+
+def _message(rows: Rows) -> bytes:
+    return wire.tokens_to_wire(rows).SerializeToString()
 
 
 def main() -> None:

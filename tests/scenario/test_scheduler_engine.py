@@ -1,4 +1,4 @@
-"""The engine scenarios that the scheduler answers for, whatever computes, by their numbers in the list."""
+"""The engine scenarios that a scheduler answers for whatever computes: each one broke a well-known server."""
 
 import pytest
 

@@ -120,6 +120,24 @@ class Stand:
         async with open_stream(lambda: self.stub.StreamLoad(request)) as call:
             yield call
 
+    async def ready(self) -> None:
+        """Returns when health says so."""
+        request = health_pb2.HealthCheckRequest(service="tailrace.v1.SchedulerService")
+        stub: Any = health_pb2_grpc.HealthStub(self.channel)
+        async with open_stream(lambda: stub.Watch(request)) as call:
+            while (await asyncio.wait_for(call.read(), WAIT_S)).status != health_pb2.HealthCheckResponse.SERVING:
+                pass
+
+    async def health(self, changes: int) -> AsyncIterator[str]:
+        """The next so many changes of the service's health."""
+        request = health_pb2.HealthCheckRequest(service="tailrace.v1.SchedulerService")
+        stub: Any = health_pb2_grpc.HealthStub(self.channel)
+        async with open_stream(lambda: stub.Watch(request)) as call:
+            await call.read()
+            for _ in range(changes):
+                status = (await asyncio.wait_for(call.read(), WAIT_S)).status
+                yield health_pb2.HealthCheckResponse.ServingStatus.Name(status)
+
     async def views(self) -> list[admin_pb2.RequestView]:
         response = await self.inspection.ListRequests(admin_pb2.ListRequestsRequest())
         return list(response.requests)
@@ -171,19 +189,10 @@ async def scheduler(**settings: Any) -> AsyncIterator[Stand]:
     stand.process = process
     try:
         await stand.channel.channel_ready()
-        await wait_ready(stand)
+        await stand.ready()
         yield stand
     finally:
         stop.set()
         await stand.channel.close()
         await stand.admin_channel.close()
         assert await process == 0
-
-
-async def wait_ready(stand: Stand) -> None:
-    """Returns when health says so."""
-    request = health_pb2.HealthCheckRequest(service="tailrace.v1.SchedulerService")
-    stub: Any = health_pb2_grpc.HealthStub(stand.channel)
-    async with open_stream(lambda: stub.Watch(request)) as call:
-        while (await asyncio.wait_for(call.read(), WAIT_S)).status != health_pb2.HealthCheckResponse.SERVING:
-            pass

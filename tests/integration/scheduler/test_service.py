@@ -274,3 +274,12 @@ async def test_claim_and_reconcile_are_not_offered_yet() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await stand.stub.Claim(scheduler_pb2.ClaimRequest(request_id="r"))
         assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_a_step_that_stands_still_is_not_ready_and_the_process_stays_alive() -> None:
+    async with scheduler(fake_prefill_us_per_token=25_000.0, stall_timeout_s=0.2) as stand, stand.tokens() as reader:
+        await stand.submit(1, prompt_ids=[20] * 100)
+        seen = [status async for status in stand.health(changes=2)]
+        assert seen == ["NOT_SERVING", "SERVING"]
+        await reader.read_ends(1)
+        assert len(reader.ids[1, 0]) == 8

@@ -1,0 +1,64 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.runtime.config import ConfigError, load
+from services.scheduler import engines
+from services.scheduler.config import SchedulerConfig
+from services.scheduler.engine.fake import FakeEngine
+
+
+def fake(**settings: Any) -> SchedulerConfig:
+    return SchedulerConfig(engine="fake", **settings)
+
+
+@pytest.mark.parametrize(
+    ("key", "argv"),
+    [
+        ("model", []),
+        ("max_running", ["--engine", "fake", "--max-running", "0"]),
+        ("max_step_tokens", ["--engine", "fake", "--max-running", "64", "--max-step-tokens", "63"]),
+        ("max_held", ["--engine", "fake", "--max-held", "10"]),
+        ("kv_memory_bytes", ["--engine", "fake", "--kv-tokens", "10", "--kv-memory-bytes", "10"]),
+        ("threads", ["--engine", "fake", "--threads", "0"]),
+        ("stall_timeout_s", ["--engine", "fake", "--stall-timeout-s", "0"]),
+        ("engine", ["--engine", "magic"]),
+    ],
+)
+def test_what_cannot_work_is_refused_naming_the_key(key: str, argv: list[str]) -> None:
+    with pytest.raises(ConfigError, match=key):
+        load(SchedulerConfig, prog="scheduler", argv=argv, environ={})
+
+
+def test_the_fake_engine_needs_no_model() -> None:
+    config = load(SchedulerConfig, prog="scheduler", argv=["--engine", "fake", "--fake-mode", "echo"], environ={})
+    loaded = engines.load(config)
+    assert isinstance(loaded.engine, FakeEngine)
+    assert loaded.hello(5).model_id == "fake"
+
+
+def test_the_fake_engine_pretends_to_be_the_model_it_is_given(model_directory: Path) -> None:
+    loaded = engines.load(fake(model=model_directory, kv_tokens=1 << 20))
+    hello = loaded.hello(5)
+    assert (hello.epoch, hello.model_id, hello.vocab_size) == (5, model_directory.name, 49152)
+    assert len(hello.tokenizer_digest) == 32
+    assert loaded.card is not None
+    assert loaded.engine.info.eos_token_ids == loaded.card.eos_token_ids
+
+
+def test_hello_tells_what_fits_the_pool_where_that_is_less_than_the_context() -> None:
+    loaded = engines.load(fake(kv_tokens=160, context_length=1000))
+    assert loaded.hello(1).context_length == 161
+    assert engines.load(fake(kv_tokens=1600, context_length=1000)).hello(1).context_length == 1000
+
+
+def test_a_directory_that_is_no_model_is_a_readable_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        engines.load(fake(model=tmp_path))
+
+
+def test_the_warm_up_leaves_nothing_in_the_engine() -> None:
+    engine = engines.load(fake()).engine
+    assert isinstance(engine, FakeEngine)
+    assert not engine._sequences
