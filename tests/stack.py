@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncIterator, Callable, Mapping
+import re
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +33,7 @@ from tailrace.v1 import admin_pb2, admin_pb2_grpc
 START_TIMEOUT_S = 90.0
 IDLE_TIMEOUT_S = 20.0
 POLL_S = 0.02
+OPEN_GAUGE = re.compile("^tailrace_.*(_open_(?!routes)|_waiting$|_running$|_log_sequences$)")
 FLOW = ("gateway", "tokenizer", "detokenizer", "scheduler")
 """The services in the order in which requests flow, and in which they are stopped."""
 
@@ -93,19 +95,38 @@ class Stack:
         """The HTTP API's base."""
         return f"http://{self.http}"
 
-    async def remembered(self) -> dict[str, int]:
-        """How many entries each service's ledger has."""
-        return {name: await _total(address) for name, address in self.admin.items()}
+    async def remembered(self, services: Sequence[str] = FLOW) -> dict[str, int]:
+        """How many entries each service's ledger has; those without any are left out."""
+        totals = {name: await _total(self.admin[name]) for name in services}
+        return {name: total for name, total in totals.items() if total}
 
-    async def wait_idle(self) -> None:
-        """Returns once every ledger is empty; fails with what is left when that takes too long."""
-        left: dict[str, int] = {}
+    async def wait_idle(self, services: Sequence[str] = FLOW) -> None:
+        """Returns once every ledger is empty and every gauge of something open reads 0; fails with what is left.
+
+        Gauges are read of services inside this loop alone. Blocks that are free and cached must be all blocks then.
+        """
+        left: dict[Any, float] = {}
         try:
             async with asyncio.timeout(IDLE_TIMEOUT_S):
-                while any((left := await self.remembered()).values()):  # noqa: ASYNC110  # ledgers can only be asked
+                while left := {**await self.remembered(services), **self._open_gauges(services)}:  # noqa: ASYNC110
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
-            raise AssertionError(f"still remembered: {left}") from None
+            raise AssertionError(f"still there: {left}") from None
+        if self.services and "scheduler" in services:
+            free, cached = self.metric("scheduler", "blocks_free"), self.metric("scheduler", "blocks_cached")
+            assert free + cached == self.metric("scheduler", "blocks_capacity")
+
+    def _open_gauges(self, services: Sequence[str]) -> dict[Any, float]:
+        gauges = {
+            (sample.name, *sample.labels.values()): sample.value
+            for name, running in self.services.items()
+            if name in services
+            for family in running.registry.collect()
+            for sample in family.samples
+            if family.type == "gauge" and OPEN_GAUGE.search(family.name)
+        }
+        assert gauges or not self.services
+        return {name: value for name, value in gauges.items() if value}
 
     def metric(self, service: str, name: str, **labels: str) -> float:
         """One metric's value, for a stack inside this loop."""
@@ -127,22 +148,18 @@ async def in_process_stack(
     They are stopped in the order in which requests flow.
     """
     services = {name: Running(name) for name in FLOW}
-    free = {"port": 0, "admin_port": 0, "metrics_port": 0, "drain_timeout_s": 20.0}
     try:
         async with asyncio.timeout(START_TIMEOUT_S):
-            engine = {"engine": "fake", "model": model, **(scheduler or {})}
-            services["scheduler"].start(SchedulerConfig(**free, **engine), SchedulerApp)
-            at_scheduler = await services["scheduler"].address()
-            config = DetokenizerConfig(**free, model=model, schedulers=(at_scheduler,))
-            services["detokenizer"].start(config, DetokenizerApp)
-            upstream = {"schedulers": (at_scheduler,), "detokenizers": (await services["detokenizer"].address(),)}
-            services["tokenizer"].start(
-                TokenizerConfig(**free, model=model, **upstream, **(tokenizer or {})), TokenizerApp
-            )
-            tokenizers = (await services["tokenizer"].address(),)
-            services["gateway"].start(
-                GatewayConfig(**free, http_port=0, tokenizers=tokenizers, **(gateway or {})), Gateway
-            )
+            common = {"port": 0, "admin_port": 0, "metrics_port": 0, "drain_timeout_s": 20.0, "model": model}
+            engine = {**common, "engine": "fake", **(scheduler or {})}
+            services["scheduler"].start(SchedulerConfig(**engine), SchedulerApp)
+            schedulers = (await services["scheduler"].address(),)
+            services["detokenizer"].start(DetokenizerConfig(**common, schedulers=schedulers), DetokenizerApp)
+            upstream = {"schedulers": schedulers, "detokenizers": (await services["detokenizer"].address(),)}
+            services["tokenizer"].start(TokenizerConfig(**{**common, **upstream, **(tokenizer or {})}), TokenizerApp)
+            del common["model"]
+            upstream = {"http_port": 0, "tokenizers": (await services["tokenizer"].address(),)}
+            services["gateway"].start(GatewayConfig(**{**common, **upstream, **(gateway or {})}), Gateway)
             await wait_ready(await services["gateway"].address())
         yield await _stack_of(services, model)
     finally:
