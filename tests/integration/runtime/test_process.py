@@ -160,11 +160,11 @@ async def test_a_drain_refuses_new_calls_and_waits_for_the_open_ones() -> None:
             process.runtime.request_drain()
             await until(lambda: process.runtime.phase is Phase.DRAINING)
             with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await unary(channel, "Say")(b"")
+                await unary(channel, "Say")(b"", timeout=30)
             assert await health(process.ports.public) == NOT_SERVING
             assert process.runtime.not_ready_why == "draining"
             assert not process.result.done()
-            await unary(channel, "Finish")(b"")
+            await unary(channel, "Finish")(b"", timeout=30)
             assert await call.read() == b"finished"
             assert await call.read() is grpc.aio.EOF
         assert await process.exit_code() == 0
@@ -194,7 +194,7 @@ async def test_a_process_limits_its_concurrent_calls_when_told() -> None:
         async with open_stream(lambda: stream(channel, "Hold")(b"")) as call:
             assert await call.read() == b"opened"
             with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await unary(channel, "Say")(b"")
+                await unary(channel, "Say")(b"", timeout=30)
         assert isinstance(from_rpc_error(refused.value), Overloaded)
         await until(lambda: process.app.open_requests() == 0)
         assert await unary(channel, "Say")(b"x") == b"x"

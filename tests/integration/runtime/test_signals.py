@@ -86,8 +86,8 @@ async def test_sigterm_with_50_open_streams_refuses_new_ones_finishes_old_ones_a
             child.signal()
             assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await unary(channel, "Say")(b"")
-        await unary(channel, "Finish")(b"")
+            await unary(channel, "Say")(b"", timeout=30)
+        await unary(channel, "Finish")(b"", timeout=30)
         rest = [await rest_of(call) for call in calls]
         code, log = await child.exit()
     assert rest == [[b"finished"]] * 50
