@@ -41,6 +41,7 @@ class SchedulerCore:
         self.info = info
         self.limits = limits
         self.attempts: dict[int, Attempt] = {}
+        self.stepped_at = 0.0
         self._batch = Batch(BlockPool(info.total_blocks), info.block_size, limits)
         self._tombstones = Tombstones(ttl_s=limits.tombstone_ttl_s, max_count=limits.max_tombstones)
         self._rate = EndRate()
@@ -149,6 +150,7 @@ class SchedulerCore:
         """Takes in a step's answers: appends tokens, judges every end, frees blocks."""
         assert plan is self._stepping
         self._stepping = None
+        self.stepped_at = now
         logs = self._end_leaving(now)
         self._batch.advance(plan)
         rest = self._append(answers, logs, now)
@@ -158,8 +160,16 @@ class SchedulerCore:
             self._fail_unanswered(plan, answers, logs, now)
         return self._effects(logs)
 
+    def check_idle(self) -> None:
+        """Raises AssertionError unless nothing is held by a core without open sequences. Takes microseconds."""
+        assert not self._open
+        load = self.load()
+        assert (load.waiting_sequences, load.running_sequences) == (0, 0)
+        assert load.free_blocks + load.cached_blocks == load.total_blocks
+        self._batch.pool.check_integrity([])
+
     def check_integrity(self) -> None:
-        """Raises AssertionError when any account is wrong; cheap enough for idle moments, not for every step."""
+        """Raises AssertionError when any account is wrong; walks everything that is held."""
         self._batch.check_integrity(sequence for sequence, _ in self._leaving.values())
         held = [s for attempt in self.attempts.values() for s in attempt.sequences]
         assert self._held == len(held)
@@ -168,8 +178,7 @@ class SchedulerCore:
             assert attempt.open_sequences == still_open
             assert (attempt.phase is AttemptPhase.ENDED) == (still_open == 0)
         if not self._open:
-            assert self._batch.running == 0
-            assert self._batch.pool.free == self._batch.pool.total
+            self.check_idle()
 
     # Accepting
 
@@ -232,7 +241,7 @@ class SchedulerCore:
             limit=limit,
             min_tokens=submission.min_tokens,
             stop_ids=frozenset(stop_ids),
-            progressed_at=now,
+            changed_at=now,
         )
 
     def _judge_output_so_far(self, sequence: Sequence, now: float) -> None:
@@ -265,7 +274,6 @@ class SchedulerCore:
             part.token_ids = (token_id,)
             part.start += 1
             part.output_position += 1
-            sequence.progressed_at = now
             logs.append(log)
             if part.output_position >= sequence.checkpoint or token_id in sequence.stop_ids:
                 self._judge(sequence, now)
@@ -327,6 +335,7 @@ class SchedulerCore:
     def _end(self, sequence: Sequence, end: End, now: float) -> None:
         """The one door for every end."""
         sequence.move(SequenceEvent.END)
+        sequence.changed_at = now
         sequence.log.end = end
         self._open -= 1
         self._rate.add(1, now)

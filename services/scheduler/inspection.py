@@ -20,7 +20,7 @@ def views(core: SchedulerCore, now: float) -> Iterator[RequestView]:
             attempt_id=attempt.submission.attempt_id,
             engine_phase=_phase(attempt).value,
             age_ms=int((now - attempt.arrived_at) * 1000),
-            choices=[_choice(sequence, now) for sequence in attempt.sequences],
+            choices=[_choice(sequence, core.stepped_at, now) for sequence in attempt.sequences],
         )
 
 
@@ -30,12 +30,14 @@ def _phase(attempt: Attempt) -> SequencePhase:
     return max(phases, key=_ORDER.index, default=SequencePhase.ENDED)
 
 
-def _choice(sequence: Sequence, now: float) -> ChoiceView:
+def _choice(sequence: Sequence, stepped_at: float, now: float) -> ChoiceView:
     log = sequence.log
+    runs = sequence.phase in (SequencePhase.PREFILL, SequencePhase.DECODE)
+    progressed_at = max(sequence.changed_at, stepped_at) if runs else sequence.changed_at
     return ChoiceView(
         choice=log.choice,
         log_token_offset=len(log.ids),
         cursor_token_offset=log.cursor.offset if log.cursor is not None else 0,
         blocks=len(sequence.blocks),
-        idle_ms=int((now - sequence.progressed_at) * 1000),
+        idle_ms=int((now - progressed_at) * 1000),
     )

@@ -130,7 +130,7 @@ class StepLoop:
 
     async def _rest(self) -> None:
         if not self.core.open_sequences:
-            self._measures.check_integrity()
+            self._measures.check_idle()
         deadline = self.core.next_deadline
         await self._wakeup.wait(None if deadline is None else max(deadline - self._clock.now(), 0.0))
 

@@ -58,10 +58,10 @@ class Measures:
             if not sequence.preemptions:
                 self._metrics.queue_seconds.observe(started_at - sequence.attempt.arrived_at)
 
-    def check_integrity(self) -> None:
-        """Checks every account of the idle core. A failure is counted, then raised: nothing here can be trusted."""
+    def check_idle(self) -> None:
+        """Checks that an idle core holds nothing. A failure is counted, then raised: nothing here can be trusted."""
         try:
-            self._core.check_integrity()
+            self._core.check_idle()
         except AssertionError as error:
             self._metrics.integrity_failures_total.inc()
             _log.error("the block accounts are wrong", exc=error)

@@ -41,7 +41,7 @@ class Sequence:
     that prefill computes, of which `computed` are done. `decode` is the one slice it decodes with: a step's slice
     differs from the last one's by a token, and building a new one per token would cost more than the rest of planning.
     `room` is how many positions its blocks hold; `checkpoint` the output length at which something other than one more
-    token is due, so that most tokens are judged by two comparisons.
+    token is due, so that most tokens are judged by two comparisons. `changed_at` is when it came, or ended.
     """
 
     attempt: Attempt
@@ -57,7 +57,7 @@ class Sequence:
     room: int = 0
     checkpoint: int = 0
     preemptions: int = 0
-    progressed_at: float = 0.0
+    changed_at: float = 0.0
     decode: Slice = field(init=False)
 
     def __post_init__(self) -> None:
