@@ -51,7 +51,11 @@ class Core:
             if sequence is not None and sequence.quick and sequence.received == token_offset:
                 text = plain.get(token_id)
                 first_characters = sequence.first_characters
-                if text is not None and (not first_characters or first_characters.isdisjoint(text)):
+                if (
+                    text is not None
+                    and token_id not in sequence.end_token_ids
+                    and (not first_characters or first_characters.isdisjoint(text))
+                ):
                     text_offset = sequence.text_end
                     add_sequence(number)
                     add_token_offset(token_offset)

@@ -57,14 +57,12 @@ class Sequence:
     """The state of one sequence: bounded by what is held back, whatever its length.
 
     `received` counts the tokens that came, `text_end` the code points they gave. While it is `quick`, nothing is held
-    back, and a plain token without any of the `first_characters` (of its stops) leaves at once with its plain text: the
-    core's hot loop then does all there is to do.
+    back, and a plain token that has none of the `first_characters` (of its stops) and isn't one of the `end_token_ids`
+    leaves at once with its plain text: the core's hot loop then does all there is to do.
     """
 
     __slots__ = (
         "_candidate",
-        "_candidates",
-        "_careful",
         "_decoder",
         "_number",
         "_plan",
@@ -74,6 +72,7 @@ class Sequence:
         "_vocabulary",
         "_waiting",
         "choice",
+        "end_token_ids",
         "first_characters",
         "phase",
         "quick",
@@ -94,7 +93,7 @@ class Sequence:
             begins_text=plan.begins_text,
         )
         self._stopper = Stopper(plan.stop)
-        self._candidates = frozenset() if plan.include_stop_in_output else plan.end_token_ids
+        self.end_token_ids = frozenset() if plan.include_stop_in_output else plan.end_token_ids
         self._candidate: _Candidate | None = None
         self._waiting: list[_Waiting] = []
         self._texts: list[str] = []  # the text that hasn't left,
@@ -103,7 +102,6 @@ class Sequence:
         self.phase = Phase.OPEN
         self.received = 0
         self.text_end = 0
-        self._careful = plan.token_info or any(token_id in vocabulary.plain for token_id in self._candidates)
         self.quick = self._may_be_quick()
 
     @property
@@ -147,7 +145,7 @@ class Sequence:
 
     def _may_be_quick(self) -> bool:
         """Whether a plain token that begins no stop needs no more than a look-up."""
-        return self._decoder.settled and self._stopper.idle and self._candidate is None and not self._careful
+        return self._decoder.settled and self._stopper.idle and self._candidate is None and not self._plan.token_info
 
     def _take(self, token_id: int, logprobs: Logprobs | None) -> Match | None:
         """Takes one token in; the stop that it completed. Raises UnknownTokenId, and then nothing has changed."""
@@ -158,7 +156,7 @@ class Sequence:
         self._append(text)
         self._waiting.append(_Waiting(token_id, start, self.text_end + bool(self._decoder.incomplete), info))
         effective = self.received >= self._plan.min_tokens
-        self._candidate = _Candidate(start, was_incomplete) if effective and token_id in self._candidates else None
+        self._candidate = _Candidate(start, was_incomplete) if effective and token_id in self.end_token_ids else None
         return self._stopper.push(text, self._decoder.hidden, effective=effective)
 
     def _append(self, text: str) -> None:
