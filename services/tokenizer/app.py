@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Sequence
 
@@ -105,6 +106,7 @@ class TokenizerApp:
 
     async def close(self) -> None:
         """Ends what is left with ABORTED, and releases it."""
+        self._gateways.expire(math.inf)  # those that are away will not take their ends any more
         await self._shell.close(CLOSE_TIMEOUT_S)
         self._gauges.set()
 

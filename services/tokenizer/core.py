@@ -190,7 +190,7 @@ class Ledger:
         """The scheduler forgot these attempts, or left tombstones for them."""
         effects: Effects = []
         for attempt in self._known(attempt_ids):
-            attempt.release_answered_at = now
+            attempt.release_answered_at, attempt.release_epoch = now, epoch
             if attempt.epoch not in (0, epoch):
                 effects += self._lose(attempt, now)
                 continue
@@ -206,11 +206,19 @@ class Ledger:
             attempt.epoch = epoch
             attempt.in_call = self._epochs.get(attempt.scheduler, 0) != 0
         attempt.apply(EngineEvent.ACCEPTED)
+        effects = self._release_again(attempt)
         entry = attempt.entry
         if entry.accepted or entry.caller_is_final:
-            return []
+            return effects
         entry.accepted = True
-        return [Accept(entry)]
+        return [*effects, Accept(entry)]
+
+    def _release_again(self, attempt: Attempt) -> Effects:
+        """A Release that another incarnation answered, before this one accepted the attempt, has released nothing."""
+        if attempt.release_answered_at is None or attempt.release_epoch == attempt.epoch:
+            return []
+        attempt.release_answered_at = None
+        return [SendRelease(attempt.scheduler, attempt.attempt_id)]
 
     def finish(self, attempt: Attempt, finish: Finish, now: float) -> Effects:
         """A choice ended, as the detokenizer judged it. Raises IntegrityError when it had ended otherwise.

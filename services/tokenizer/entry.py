@@ -106,6 +106,7 @@ class Attempt:
     in_call: bool = False
     settled: bool = False
     release_answered_at: float | None = None
+    release_epoch: int = 0
     marker_seen: bool = False
     doubted_at: float | None = None
     ended_choices: set[int] = field(default_factory=set)
