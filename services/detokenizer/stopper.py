@@ -5,8 +5,8 @@ first wins; of those that begin at the same place the longest. A match that is c
 `min_tokens` tokens is passed over; it may begin anywhere. Held back is the longest end of the text that is a true
 prefix of some stop.
 
-Stops are looked for in the text with its special tokens shown: so a hidden one can be a stop, or part of one, and where
-an answer ends doesn't depend on how it is shown. What is said about places counts shown characters only.
+A special token that isn't shown is looked at as well, at the place where it stands: so it can be a stop, or part of
+one. What is said about places counts shown characters only.
 
 The automaton is that of Aho and Corasick ("Efficient string matching", 1975), with nodes made when the text first
 reaches them: a request with many long stops costs nothing until then, and each character is looked at once.

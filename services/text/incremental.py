@@ -15,9 +15,9 @@ from services.text.vocabulary import Vocabulary
 class IncrementalDecoder:
     """The text of one sequence, token by token.
 
-    `incomplete` are the bytes of a character that isn't whole yet. `hidden` is what the last token would have shown,
-    had special tokens been shown: it stands after the text that `push` returned. `settled` says that the next id, if
-    the vocabulary has it as plain, gives exactly its plain text: `push` is but a look-up then, and a caller may do it.
+    `incomplete` are the bytes of a character that isn't whole yet. `hidden` is the text of the last token if it was a
+    special one that isn't shown, otherwise empty. `settled` says that the next id, if the vocabulary has it as plain,
+    gives exactly its plain text: `push` is but a look-up then, and a caller may do it.
     """
 
     __slots__ = (
@@ -68,12 +68,9 @@ class IncrementalDecoder:
         special = token_id in self._vocabulary.special
         data = self.contribution(token_id)
         if special and self._skip:
-            # A special token ends the character before it, shown or hidden, so that hiding only leaves text out.
-            text = self.finish()
-            self.hidden = self._vocabulary.pieces[token_id].decode(errors="replace")
+            text, self.hidden = "", self._vocabulary.pieces[token_id].decode(errors="replace")
         else:
-            text = self._append(data)
-            self.hidden = ""
+            text, self.hidden = self._append(data), ""
             self._after_special = special and self._spaces
             self._strip = self._strip and not self._vocabulary.pieces[token_id]
         self.settled = not (self.incomplete or self.hidden or self._after_special or self._strip)

@@ -234,6 +234,17 @@ def test_20_a_stop_that_goes_on_after_a_hidden_special_token_is_found() -> None:
     assert whole(ids, TextPlan(stop=("<|im_end|>\n",))).text == "hi"
 
 
+def test_a_hidden_token_inside_a_character_leaves_it_whole_and_goes_with_it() -> None:
+    (special,) = pieces("<|im_end|>")
+    first, *rest = data_ids("世")
+    route = Route(vocabulary_of(byte_level()), TextPlan())
+    for token_id in (first, special):
+        route.give([token_id])
+    assert not route.received.ids
+    route.give(rest)
+    assert (route.received.text, route.received.ids) == ("世", [first, special, *rest])
+
+
 def test_20_text_held_for_a_stop_that_would_go_on_after_a_hidden_token_comes_when_it_does_not() -> None:
     ids = [*data_ids("hi"), *pieces("<|im_end|>"), *data_ids("x")]
     received = whole(ids, TextPlan(stop=("i<|im_end|>\n",)))

@@ -76,17 +76,15 @@ def read_utf8(data: bytes) -> tuple[str, bytes]:
 
 
 def text_of(vocabulary: Vocabulary, plan: TextPlan, ids: Sequence[int]) -> Text:
-    """The definition: shown tokens' bytes are joined; a special token is a text of its own, shown or not."""
+    """The definition: the shown tokens' bytes joined, read as UTF-8; a hidden token's text where it stands."""
     full, shown, data = "", [], b""
     strip = plan.begins_text and vocabulary.strips_first_space
     before_special = False
     for token_id in ids:
         piece, special = vocabulary.pieces[token_id], token_id in vocabulary.special
         if special and plan.skip_special_tokens:
-            text, rest = read_utf8(data)
-            text += "\ufffd" if rest else ""
-            hidden = piece.decode()
-            full, data = full + text + hidden, b""
+            (text, data), hidden = read_utf8(data), piece.decode()
+            full += text + hidden
             shown += [True] * len(text) + [False] * len(hidden)
             continue
         if strip and piece:
