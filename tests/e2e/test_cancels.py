@@ -10,7 +10,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tailrace.client import AbortOutcome, Client, FinishReason
+from tailrace.client import AbortOutcome, AlreadyExists, Client, Delta, Event, Finish, FinishReason
 from tests.stack import Stack, in_process_stack
 
 TOKENS = 60
@@ -77,12 +77,36 @@ async def test_callers_who_leave_at_random_moments_leave_nothing_behind(
 
 
 async def test_an_abort_by_id_ends_the_stream_with_an_event(stack: Stack, client: Client) -> None:
-    stream = client.generate("A long one", max_tokens=5000, ignore_eos=True, request_id="mine")
-    reading = asyncio.create_task(stream.whole())
-    async with asyncio.timeout(20):
-        while await client.abort("mine", wait_until_released=True) is AbortOutcome.NOT_FOUND:  # noqa: ASYNC110
-            await asyncio.sleep(0)  # it is on its way
-    answer = await reading
-    assert answer.choices[0].finish.reason is FinishReason.ABORTED
-    assert answer.choices[0].finish.output_tokens < 5000
+    started = asyncio.Event()
+    events: list[Event] = []
+
+    async def read() -> None:
+        async for event in client.generate("A long one", max_tokens=5000, ignore_eos=True, request_id="mine"):
+            started.set()
+            events.append(event)
+
+    reading = asyncio.create_task(read())
+    await started.wait()
+    assert await client.abort("mine-10") is AbortOutcome.NOT_FOUND
+    assert await client.abort("mine", wait_until_released=True) is AbortOutcome.ABORTING
+    assert await stack.remembered(("tokenizer", "detokenizer", "scheduler")) == {}
+    await reading
+    (finish,) = (event for event in events if isinstance(event, Finish))
+    assert finish.reason is FinishReason.ABORTED
+    assert finish.output_tokens < 5000
+    assert await client.abort("mine") is AbortOutcome.NOT_FOUND
     await stack.wait_idle()
+
+
+async def test_a_reused_id_is_a_new_request_and_a_live_one_with_other_content_is_refused(
+    stack: Stack, client: Client
+) -> None:
+    async with client.generate("A long one", max_tokens=5000, ignore_eos=True, request_id="mine") as first:
+        async for event in first:
+            if isinstance(event, Delta):
+                break
+            with pytest.raises(AlreadyExists):
+                await client.generate("Another", max_tokens=5, request_id="mine").whole()
+    await stack.wait_idle()
+    again = await client.generate("Another", max_tokens=5, ignore_eos=True, request_id="mine").whole()
+    assert again.choices[0].finish.output_tokens == 5

@@ -67,7 +67,7 @@ async def test_the_whole_system_stops_under_load_and_every_process_leaves_with_0
     tasks = await begin(client, tokens=150)
     codes = [await stack.services[name].end() for name in FLOW]
     assert codes == [0, 0, 0, 0]
-    assert all(isinstance((await task)[-1], Completed) for task in tasks)
+    assert all(isinstance(events[-1], Completed) for events in await asyncio.gather(*tasks))
 
 
 async def test_past_the_bound_callers_get_an_abort_event_and_no_cut(model_directory: Path) -> None:
