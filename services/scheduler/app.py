@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import grpc.aio
 
@@ -19,6 +18,7 @@ from services.runtime.phase import Phase
 from services.scheduler import engines
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.core import SchedulerCore
+from services.scheduler.engine_thread import EngineThread
 from services.scheduler.inspection import views
 from services.scheduler.loop import StepLoop
 from services.scheduler.publisher import Publisher
@@ -37,6 +37,7 @@ class SchedulerApp:
         self._runtime = runtime
         self._config = config
         self._metrics = SchedulerMetrics(runtime.registry)
+        self._thread: EngineThread | None = None
         self._serving: Serving | None = None
 
     def add_to(self, server: grpc.aio.Server) -> Sequence[str]:
@@ -58,13 +59,13 @@ class SchedulerApp:
         """Loads the engine, while health already answers, then steps until cancelled."""
         self._runtime.set_ready(False, "loading the model")
         # Loading runs on the thread that later steps: what an engine sets up for its thread must be set up there.
-        thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
-        loaded = await asyncio.get_running_loop().run_in_executor(thread, engines.load, self._config)
+        self._thread = EngineThread()
+        loaded = await self._thread.run(engines.load, self._config)
         # What loading made lives as long as the process; a collection that visits it stops every stream meanwhile.
         gc.collect()
         gc.freeze()
         core = SchedulerCore(loaded.engine.info, self._config.limits)
-        loop = StepLoop(loaded.engine, thread, core, Publisher(), self._runtime.clock, self._metrics)
+        loop = StepLoop(loaded.engine, self._thread, core, Publisher(), self._runtime.clock, self._metrics)
         self._serving = Serving(loop, loaded.hello(self._runtime.epoch))
         self._runtime.log.info("engine loaded", model=self._serving.hello.model_id, **loaded.report)
         self._runtime.set_ready(True)
@@ -95,6 +96,8 @@ class SchedulerApp:
         """Ends what is left as ABORTED; the streams say so, then end by themselves."""
         if self._serving is not None:
             self._serving.loop.close()
+        if self._thread is not None:
+            await self._thread.close()
 
     async def _watch_stall(self, loop: StepLoop) -> None:
         """A step that hangs can't say so itself; whoever routes to us must be told."""

@@ -6,9 +6,7 @@ are answered while a step runs.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from services.protocol.events import FinishReason
@@ -20,6 +18,7 @@ from services.scheduler.batch import Plan
 from services.scheduler.core import SchedulerCore
 from services.scheduler.effects import Effect, Load
 from services.scheduler.engine.api import Engine
+from services.scheduler.engine_thread import EngineThread
 from services.scheduler.execution import execute
 from services.scheduler.measures import Measures
 from services.scheduler.publisher import Call, Publisher
@@ -28,15 +27,12 @@ from services.scheduler.submission import Route, Submission
 
 
 class StepLoop:
-    """One scheduler at work. Made inside a running event loop; every method is called on it.
-
-    `thread` has one worker, and belongs to the engine.
-    """
+    """One scheduler at work. Made inside a running event loop; every method is called on it."""
 
     def __init__(
         self,
         engine: Engine,
-        thread: ThreadPoolExecutor,
+        thread: EngineThread,
         core: SchedulerCore,
         publisher: Publisher,
         clock: Clock,
@@ -106,7 +102,7 @@ class StepLoop:
                 await self._rest()
 
     def close(self) -> None:
-        """After `run` was cancelled: ends every open sequence as ABORTED, then every call, and lets the thread go."""
+        """After `run` was cancelled: ends every open sequence as ABORTED, then every call."""
         self.closed = True
         self._perform(self.core.abort(list(self.core.attempts), FinishReason.ABORTED, self._clock.now()))
         if self._plan is not None:
@@ -114,13 +110,12 @@ class StepLoop:
             self._plan = None
         self.publisher.close_all()
         self._tell_watchers()
-        self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _step(self) -> None:
         plan = self._plan = self.core.plan()
         started_at = self._clock.now()
         self.pulse.begin(plan.tokens, started_at)
-        answers = await asyncio.get_running_loop().run_in_executor(self._thread, execute, self._engine, plan)
+        answers = await self._thread.run(execute, self._engine, plan)
         now = self._clock.now()
         self.pulse.end(now)
         self._plan = None
