@@ -28,24 +28,23 @@ def check(lengths: list[tuple[int, int]], heads: int, kv_heads: int, head_dim: i
     """Runs one step over sequences of (cached, new) positions, whose blocks are scattered and hold NaN elsewhere."""
     torch.manual_seed(1)
     free = torch.randperm(BLOCKS).tolist()
-    caches = [torch.full((BLOCKS, BLOCK_SIZE, kv_heads, head_dim), float("nan")) for _ in range(2)]
+    key_cache, value_cache = torch.full((2, BLOCKS, BLOCK_SIZE, kv_heads, head_dim), float("nan"))
     spans, step, whole = [], [], []
     for start, length in lengths:
         table = [free.pop() for _ in range(-(-(start + length) // BLOCK_SIZE))]
-        for cache in caches:
-            cache[table] = 0  # the engine clears what a sequence begins
+        key_cache[table] = value_cache[table] = 0  # the engine clears what a sequence begins
         keys, values = torch.randn(2, start + length, kv_heads, head_dim)
         if start:
             slots = plan_attention([Span(0, start, table)], BLOCK_SIZE, CPU).slots
-            kv_write(keys[:start], values[:start], *caches, slots)
+            kv_write(keys[:start], values[:start], key_cache, value_cache, slots)
         spans.append(Span(start, length, table))
         step.append((keys[start:], values[start:]))
         whole.append((keys, values))
     query = torch.randn(sum(length for _, length in lengths), heads, head_dim)
     plan = plan_attention(spans, BLOCK_SIZE, CPU)
     keys, values = (torch.cat([pair[part] for pair in step]) for part in (0, 1))
-    kv_write(keys, values, *caches, plan.slots)
-    got = paged_attention(query, keys, values, *caches, plan)
+    kv_write(keys, values, key_cache, value_cache, plan.slots)
+    got = paged_attention(query, keys, values, key_cache, value_cache, plan)
     row = 0
     for (_, length), pair in zip(lengths, whole, strict=True):
         torch.testing.assert_close(got[row : row + length], full_attention(query[row : row + length], *pair))

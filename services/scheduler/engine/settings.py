@@ -23,7 +23,8 @@ _CONTEXTS_MAX = 4  # by default no more than so many full contexts, on the CPU
 class TorchEngineConfig:
     """`device` is "auto", "cpu" or "cuda[:n]"; `dtype` "auto", "fp32", "bf16" or "fp16".
 
-    "auto" is fp32 on the CPU, where 16 bits save little time and cost reproducible answers, and bf16 on a GPU.
+    "auto" is bf16 on a GPU, and fp32 on a CPU: without 16-bit arithmetic, which few have, bf16 is far slower there, and
+    the rounding of 16 bits lets an answer depend on what else is in the batch.
     `context_length` (tokens) may only shorten the model's own. The KV cache is sized by `kv_tokens` or by
     `kv_memory_bytes`; with neither it takes a share of the memory. `threads` is PyTorch's own choice when None.
     """

@@ -63,9 +63,8 @@ class Oracle:
     def prompt(self, number: int) -> tuple[int, ...]:
         text = PROMPTS[number]
         if number % 2 == 0:  # half of them as a chat
-            text = self.tokenizer.apply_chat_template(
-                [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False
-            )
+            chat = [{"role": "user", "content": text}]
+            text = str(self.tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False))
         return tuple(self.tokenizer.encode(text))
 
     @cache  # noqa: B019 - lives as long as the session's only oracle
