@@ -71,7 +71,7 @@ class TokenizerApp:
                 engine_grace_s=config.engine_grace_s,
             )
         self._gateways = Gateways(self._shell.end, grace_s=config.gateway_grace_s)
-        text_calls = TextCalls(card, encoder, template, created_unix_ms=runtime.clock.unix_ms())
+        text_calls = TextCalls(config.model, card, encoder, template, created_unix_ms=runtime.clock.unix_ms())
         self._requests = LocalRequests(self._shell, text_calls)
         self._routes_changed()
 

@@ -14,7 +14,7 @@ import pytest
 
 from services.protocol.hello import hello_of, to_wire
 from services.protocol.model_card import load_model_card
-from services.runtime.app import Ports
+from services.runtime.app import Ports, Runtime
 from services.runtime.client import connect
 from services.runtime.process import run_async
 from services.runtime.server import GrpcServer
@@ -36,6 +36,7 @@ class System:
     """The engine, the process under test, and stubs for each of its ports."""
 
     engine: Engine
+    runtime: Runtime
     app: TokenizerApp
     generation: generation_pb2_grpc.GenerationServiceAsyncStub
     tokenizer: tokenizer_pb2_grpc.TokenizerServiceAsyncStub
@@ -91,10 +92,12 @@ async def started(model: Path, **settings: Any) -> AsyncIterator[System]:
 
 @asynccontextmanager
 async def _running(config: Config, engine: Engine) -> AsyncIterator[System]:
+    runtimes: list[Runtime] = []
     apps: list[TokenizerApp] = []
     stop, ports = asyncio.Event(), asyncio.get_running_loop().create_future()
 
-    def make(runtime: Any) -> TokenizerApp:
+    def make(runtime: Runtime) -> TokenizerApp:
+        runtimes.append(runtime)
         apps.append(TokenizerApp(runtime, config))
         return apps[0]
 
@@ -106,6 +109,7 @@ async def _running(config: Config, engine: Engine) -> AsyncIterator[System]:
     try:
         yield System(
             engine=engine,
+            runtime=runtimes[0],
             app=apps[0],
             generation=generation_pb2_grpc.GenerationServiceStub(channels[0]),
             tokenizer=tokenizer_pb2_grpc.TokenizerServiceStub(channels[0]),

@@ -42,7 +42,7 @@ class Call:
 
 
 class Engine(scheduler_pb2_grpc.SchedulerServiceServicer, detokenizer_pb2_grpc.DetokenizerServiceServicer):
-    """`on_submit` is called with each accepted attempt; it may raise a TailraceError to refuse it."""
+    """`on_submit` is called with each accepted attempt; `refusal` refuses them all."""
 
     def __init__(self, hello: common_pb2.Hello) -> None:
         self.hello = hello
@@ -53,6 +53,7 @@ class Engine(scheduler_pb2_grpc.SchedulerServiceServicer, detokenizer_pb2_grpc.D
         self.released: list[int] = []
         self.calls: list[Call] = []
         self.on_submit: Callable[[scheduler_pb2.SubmitRequest], None] = lambda request: None
+        self.refusal: TailraceError | None = None
         self.hold_submit: asyncio.Event | None = None
         self.ends_on_abort = True
         self.marks_released = True
@@ -113,6 +114,10 @@ class Engine(scheduler_pb2_grpc.SchedulerServiceServicer, detokenizer_pb2_grpc.D
         self.tombstones.clear()
         self.cut()
 
+    def has_call(self, generation: int) -> bool:
+        """Whether the route's call of this generation is open."""
+        return any(call.generation == generation for call in self.calls)
+
     async def until(self, condition: Callable[[], object], timeout_s: float = 10.0) -> None:
         """Waits until the condition holds; it is looked at after every call that came in."""
         async with asyncio.timeout(timeout_s), self.changed:
@@ -125,11 +130,10 @@ class Engine(scheduler_pb2_grpc.SchedulerServiceServicer, detokenizer_pb2_grpc.D
             await self.hold_submit.wait()
         if request.attempt_id in self.tombstones:
             await abort(context, PreconditionFailed("released before it came"))
-        try:
-            if (request.attempt_id, 0) not in self.sequences:
-                self._accept(request)
-        except TailraceError as error:
-            await abort(context, error)
+        if self.refusal is not None:
+            await abort(context, self.refusal)
+        if (request.attempt_id, 0) not in self.sequences:
+            self._accept(request)
         await self._tell()
         return scheduler_pb2.SubmitResponse(epoch=self.hello.epoch)
 
@@ -204,12 +208,7 @@ class Engine(scheduler_pb2_grpc.SchedulerServiceServicer, detokenizer_pb2_grpc.D
             self.sequences[request.attempt_id, choice.choice] = sequence
             for call in self.calls:
                 self._start(call, sequence)
-        try:
-            self.on_submit(request)
-        except TailraceError:
-            for choice in request.choices:
-                del self.sequences[request.attempt_id, choice.choice]
-            raise
+        self.on_submit(request)
 
     def _start(self, call: Call, sequence: EngineSequence) -> None:
         number = call.numbers[sequence.attempt_id, sequence.choice] = len(call.numbers) + 1
