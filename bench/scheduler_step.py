@@ -15,11 +15,12 @@ from typing import ParamSpec, TypeVar
 
 from services.scheduler import wire
 from services.scheduler.admission import Limits
+from services.scheduler.call import Rows
 from services.scheduler.core import SchedulerCore
 from services.scheduler.engine.api import SamplingSpec
 from services.scheduler.engine.fake import FakeConfig, FakeEngine
 from services.scheduler.execution import execute
-from services.scheduler.publisher import Publisher, Rows
+from services.scheduler.publisher import Publisher
 from services.scheduler.submission import ChoiceStart, Route, Submission
 
 PARTS = ("plan", "engine", "apply", "mark", "take", "message")

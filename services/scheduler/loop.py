@@ -15,13 +15,14 @@ from services.runtime.clock import Clock
 from services.runtime.error_tree import TailraceError
 from services.runtime.metrics import SchedulerMetrics
 from services.scheduler.batch import Plan
+from services.scheduler.call import Call
 from services.scheduler.core import SchedulerCore
 from services.scheduler.effects import Effect, Load
 from services.scheduler.engine.api import Engine
 from services.scheduler.engine_thread import EngineThread
 from services.scheduler.execution import execute
 from services.scheduler.measures import Measures
-from services.scheduler.publisher import Call, Publisher
+from services.scheduler.publisher import Publisher
 from services.scheduler.pulse import Pulse
 from services.scheduler.submission import Route, Submission
 

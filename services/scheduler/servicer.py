@@ -13,9 +13,9 @@ from services.protocol.hello import Hello
 from services.protocol.sender import HEARTBEAT_S, Sender
 from services.runtime.errors import Unavailable, answering
 from services.scheduler import wire
+from services.scheduler.call import Call
 from services.scheduler.effects import Load
 from services.scheduler.loop import StepLoop
-from services.scheduler.publisher import Call
 from tailrace.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]

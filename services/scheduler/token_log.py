@@ -11,7 +11,7 @@ from services.scheduler.engine.api import Logprobs, SequenceKey
 from services.scheduler.submission import Route, TextPlan
 
 if TYPE_CHECKING:
-    from services.scheduler.publisher import Cursor
+    from services.scheduler.call import Cursor
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from services.protocol.hello import to_wire as hello_to_wire
 from services.protocol.request import GREEDY_BELOW
 from services.protocol.wire import failure_to_wire, reason_to_wire, stop_to_wire
 from services.runtime.error_tree import InvalidRequest
+from services.scheduler.call import Rows
 from services.scheduler.effects import Load
 from services.scheduler.engine.api import Logprobs, SamplingSpec
-from services.scheduler.publisher import Rows
 from services.scheduler.submission import ChoiceStart, Route, Submission, TextPlan
 from services.scheduler.token_log import End, TokenLog
 from tailrace.v1 import common_pb2, scheduler_pb2

@@ -5,11 +5,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.protocol.events import FinishReason
+from services.protocol.sender import MAX_BATCH_BYTES
 from services.runtime.errors import Superseded, Unavailable
 from services.scheduler import publisher as publishing
 from services.scheduler import wire
+from services.scheduler.call import REPLAY_SLICE_BYTES, Call, Rows
 from services.scheduler.engine.api import SamplingSpec
-from services.scheduler.publisher import MAX_BATCH_BYTES, Call, Rows
 from services.scheduler.submission import ChoiceStart, Route, TextPlan
 from services.scheduler.token_log import End
 from tests.unit.scheduler.driver import ROUTE, Driver
@@ -31,7 +32,7 @@ class Reader:
         rows = self.call.take()
         if rows is not None:
             self.messages += 1
-            assert wire.tokens_to_wire(rows).ByteSize() <= MAX_BATCH_BYTES + publishing.REPLAY_SLICE_BYTES
+            assert wire.tokens_to_wire(rows).ByteSize() <= MAX_BATCH_BYTES + REPLAY_SLICE_BYTES
             self._read(rows)
         return rows
 

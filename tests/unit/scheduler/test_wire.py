@@ -3,8 +3,8 @@ import pytest
 from services.protocol.events import EndOfText, ErrorCode, Failure, FinishReason, StopToken
 from services.runtime.errors import InvalidRequest
 from services.scheduler import wire
+from services.scheduler.call import Rows
 from services.scheduler.engine.api import Logprobs, SamplingSpec, SequenceKey
-from services.scheduler.publisher import Rows
 from services.scheduler.submission import ChoiceStart, Route, TextPlan
 from services.scheduler.token_log import End, TokenLog
 from tailrace.v1 import common_pb2, scheduler_pb2
