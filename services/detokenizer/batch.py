@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from services.detokenizer.plan import TextPlan
 from services.protocol.events import Failure, FinishReason, StopMatch, TokenInfo
 
+MAX_ROW_IDS = 4096
+"""More ids than that (a replay's) are read and written in several rows, so that no row grows without bound."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceStart:
@@ -68,7 +71,7 @@ class TextBatch:
         self.token_ids: list[int] = []
         self.text_offsets: list[int] = []
         self.texts: list[str] = []
-        self.row_tokens: dict[int, Sequence[TokenInfo]] = {}
+        self.row_tokens: dict[int, list[TokenInfo]] = {}
         self.finishes: list[TextFinish] = []
         self.engine_ends: list[SequenceEnd] = []
         self.released_attempt_ids: list[int] = []
@@ -85,12 +88,22 @@ class TextBatch:
         text: str,
         tokens: Sequence[TokenInfo] = (),
     ) -> None:
-        """Adds a row."""
+        """Adds a row, or more to the last one if it is the same sequence's and doesn't grow too long."""
+        if self.sequences and self.sequences[-1] == sequence and self.token_counts[-1] + len(token_ids) <= MAX_ROW_IDS:
+            self._add_to_last_row(token_ids, text, tokens)
+            return
         if tokens:
-            self.row_tokens[len(self.sequences)] = tokens
+            self.row_tokens[len(self.sequences)] = [*tokens]
         self.sequences.append(sequence)
         self.token_offsets.append(token_offset)
         self.token_counts.append(len(token_ids))
         self.token_ids += token_ids
         self.text_offsets.append(text_offset)
         self.texts.append(text)
+
+    def _add_to_last_row(self, token_ids: Sequence[int], text: str, tokens: Sequence[TokenInfo]) -> None:
+        if tokens:
+            self.row_tokens.setdefault(len(self.sequences) - 1, []).extend(tokens)
+        self.token_counts[-1] += len(token_ids)
+        self.token_ids += token_ids
+        self.texts[-1] += text

@@ -24,19 +24,22 @@ MAX_UNSENT_BATCHES = 64
 
 
 class Route:
-    """One call. While its reader is slow, news is merged; beyond a message's worth, the scheduler isn't read either."""
+    """One call; `on_fewer` is told when sequences may have ended.
+
+    While its reader is slow, news is merged; beyond a bound the scheduler isn't read either.
+    """
 
     def __init__(
         self,
         tokens: TokenStream,
         vocabulary: Vocabulary,
         metrics: DetokenizerMetrics,
-        on_finishes: Callable[[], None],
+        on_fewer: Callable[[], None],
     ) -> None:
         self.core = Core(vocabulary)
         self._tokens = tokens
         self._metrics = metrics
-        self._on_finishes = on_finishes
+        self._on_fewer = on_fewer
         self._sender: Sender[StreamTextResponse] = Sender(self._take, heartbeat)
         self._cut: deque[TextBatch] = deque()
         self._unsent_batches = 0
@@ -92,4 +95,5 @@ class Route:
         if batch.finishes:
             stops = sum(isinstance(finish.stop, StopText) for finish in batch.finishes)
             self._metrics.stop_matches_total.inc(stops)
-            self._on_finishes()
+        if batch.finishes or batch.released_attempt_ids:
+            self._on_fewer()

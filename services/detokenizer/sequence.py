@@ -112,22 +112,16 @@ class Sequence:
     def tokens(self, ids: Ids[int], logprobs: Ids[Logprobs] | None, batch: TextBatch) -> None:
         """The next tokens. `logprobs`: one per id, or None. Raises ProtocolError after the engine's end."""
         self.phase = after(self.phase, Happening.TOKENS)
-        if self.phase is not Phase.OPEN:
-            self.received += len(ids)
-            return
-        for place, token_id in enumerate(ids):
-            try:
-                match = self._take(token_id, logprobs[place] if logprobs else None)
-            except UnknownTokenId as error:
-                self._fail(error, batch)
-            else:
-                if match is not None:
-                    self._stop(match, batch)
-            if self.phase is not Phase.OPEN:
-                self.received += len(ids) - place - 1
-                return
-        self._send(self._released(), batch)
-        self.quick = not self._waiting and self._may_be_quick()
+        place = 0
+        while place < len(ids) and self.phase is Phase.OPEN:
+            if self.quick and (passed := self._pass(ids, place, batch)):
+                place += passed
+                continue
+            self._take(ids[place], logprobs[place] if logprobs else None, batch)
+            place += 1
+        self.received += len(ids) - place
+        if self.phase is Phase.OPEN and not self.quick:
+            self._send(self._released(), batch)
 
     def end(self, end: SequenceEnd, batch: TextBatch) -> None:
         """The engine's end: a finish, unless there has been one. Raises ProtocolError when tokens are missing."""
@@ -144,11 +138,40 @@ class Sequence:
         self._finish(batch, end.reason, stop=end.stop, error=end.error)
 
     def _may_be_quick(self) -> bool:
-        """Whether a plain token that begins no stop needs no more than a look-up."""
+        """Whether nothing is held back, and a plain token that begins no stop needs no more than a look-up."""
         return self._decoder.settled and self._stopper.idle and self._candidate is None and not self._plan.token_info
 
-    def _take(self, token_id: int, logprobs: Logprobs | None) -> Match | None:
-        """Takes one token in; the stop that it completed. Raises UnknownTokenId, and then nothing has changed."""
+    def _pass(self, ids: Ids[int], place: int, batch: TextBatch) -> int:
+        """Lets the tokens from `place` on leave that need no more than a look-up; how many these were."""
+        plain, texts = self._vocabulary.plain, []
+        for index in range(place, len(ids)):
+            text = plain.get(ids[index])
+            if text is None or ids[index] in self.end_token_ids or not self.first_characters.isdisjoint(text):
+                break
+            texts.append(text)
+        if texts:
+            joined, end = "".join(texts), place + len(texts)
+            batch.add_row(self._number, self.received, ids[place:end], self.text_end, joined)
+            self.received += len(texts)
+            self.text_end += len(joined)
+        return len(texts)
+
+    def _take(self, token_id: int, logprobs: Logprobs | None, batch: TextBatch) -> None:
+        """Takes one token in, which may end the sequence."""
+        try:
+            match = self._push(token_id, logprobs)
+        except UnknownTokenId as error:
+            self._fail(error, batch)
+            return
+        if match is not None:
+            self._stop(match, batch)
+            return
+        self.quick = self._may_be_quick()
+        if self.quick:
+            self._send(self._released(), batch)
+
+    def _push(self, token_id: int, logprobs: Logprobs | None) -> Match | None:
+        """The stop that one more token completed. Raises UnknownTokenId, and then nothing has changed."""
         start, was_incomplete = self.text_end, bool(self._decoder.incomplete)
         info = self._info(token_id, logprobs) if self._plan.token_info else None
         text = self._decoder.push(token_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from services.detokenizer.batch import SequenceEnd, SequenceStart, TextBatch, TextFinish
+from services.detokenizer.batch import MAX_ROW_IDS, SequenceEnd, SequenceStart, TextBatch, TextFinish
 from services.detokenizer.core import Core
 from services.detokenizer.plan import TextPlan
 from services.detokenizer.sequence import Logprobs
@@ -21,9 +21,6 @@ from services.protocol.wire import (
     tokens_to_wire,
 )
 from tailrace.v1 import common_pb2, detokenizer_pb2, scheduler_pb2
-
-MAX_ROW_IDS = 4096
-"""More ids than that in a row (a replay's) are read in slices, so that no row of text grows without bound."""
 
 
 def read_batch(pb: scheduler_pb2.TokenBatch, core: Core) -> None:

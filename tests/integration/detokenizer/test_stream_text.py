@@ -274,6 +274,16 @@ async def test_draining_waits_for_the_finish_of_what_is_open(detokenizer: Detoke
     assert "stopping" in str(await error_of(text))
 
 
+async def test_draining_does_not_wait_for_what_was_released_without_a_finish(detokenizer: Detokenizer) -> None:
+    text, call = await detokenizer.open_route()
+    call.send(starts=[START], sequences=[1], token_offsets=[0], token_ids=ids("x"))
+    await next_news(text)
+    detokenizer.stop.set()
+    call.send(released_attempt_ids=[11])
+    async with asyncio.timeout(5):
+        assert "stopping" in str(await error_of(text))
+
+
 async def test_an_operator_sees_what_is_remembered_and_nothing_after_its_release(detokenizer: Detokenizer) -> None:
     text, call = await detokenizer.open_route()
     call.send(starts=[START], sequences=[1], token_offsets=[0], token_counts=[3], token_ids=ids("hiE"))
