@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
@@ -74,6 +75,9 @@ def _load_fake(config: SchedulerConfig, card: ModelCard | None) -> LoadedEngine:
 
 
 def _load_torch(config: SchedulerConfig, card: ModelCard | None) -> LoadedEngine:
+    # OpenMP's idle threads spin by default. Four processes share the cores here: a spinning thread takes its core from
+    # the return path, and a step on two of them took ten times as long as on one. Read when torch is first imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # Imported here, for it takes seconds and much memory, which the fake engine must not cost.
     from services.scheduler.engine.settings import TorchEngineConfig
     from services.scheduler.engine.torch_engine import load_engine

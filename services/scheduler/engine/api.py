@@ -57,11 +57,11 @@ class SamplingSpec:
 class Slice:
     """One sequence's share of a step: compute `token_ids` at positions `start`, `start` + 1, … into its blocks.
 
-    Not frozen: the core keeps one per decoding sequence and moves it on between steps, for a new frozen one costs 2.3 µs
-    per token. An engine reads a slice during its step, and neither changes nor keeps it.
+    Not frozen: the core keeps one per decoding sequence and moves it on between steps, for a new frozen one costs
+    2.3 µs per token. An engine reads a slice during its step, and neither changes nor keeps it.
 
-    With `samples` the logits after the last id give one new token. `output_position` is that token's place in the output
-    (0 for the first), the position its randomness is keyed by.
+    With `samples` the logits after the last id give one new token. `output_position` is that token's place in the
+    output (0 for the first), the position its randomness is keyed by.
     """
 
     key: SequenceKey
@@ -82,9 +82,9 @@ class Logprobs:
     top_logprobs: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Sampled:
-    """The token drawn for one sampling slice."""
+    """The token drawn for one sampling slice. Not frozen: engines make one per token, and that costs twice as much."""
 
     key: SequenceKey
     token_id: int
@@ -115,7 +115,7 @@ class Engine(Protocol):
     def info(self) -> EngineInfo: ...
 
     def open(self, key: SequenceKey, spec: SamplingSpec, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> None:
-        """Takes up a sequence; `output_ids` is its output so far (a continuation or a recompute), counted by penalties."""
+        """Takes up a sequence; penalties count `output_ids`, its output so far (a continuation or a recompute)."""
 
     def step(self, slices: Sequence[Slice]) -> list[Sampled | Failed]:
         """Runs one forward pass over all slices; answers for every slice with `samples`, and for every one that failed.
