@@ -40,14 +40,14 @@ class RemoteAnswer:
         stream = self.stream
         self.evict = self.evict or _cancel_this_task()
         while not stream.cursor.done:
+            # A writer that comes back from a write waits for its moment too, though there may be news: see waker.py.
+            self.waiting = True
+            await self._wakeup.wait()
+            self.waiting = False
             events = stream.take()
             if events:
                 self.takes += 1
                 yield events
-            else:
-                self.waiting = True
-                await self._wakeup.wait()
-                self.waiting = False
 
     def close(self, *, delivered: bool) -> None:
         """The caller's side has ended."""

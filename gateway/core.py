@@ -6,7 +6,7 @@ wakes. Rows are compared with what is here already, so a replay after a reconnec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -62,6 +62,7 @@ class Stream:
         "started",
         "stream_id",
         "wake",
+        "woken_at",
     )
 
     def __init__(self, stream_id: int, *, request_id: str, n: int, whole: bool, wake: Callable[[], None]) -> None:
@@ -75,7 +76,8 @@ class Stream:
         self.cut: TailraceError | None = None
         self.ended_here = False  # its end is ours, the tokenizer does not know of it
         self.wake = wake
-        self.marked = False  # waits to be woken
+        self.marked = False  # has news and waits to be woken
+        self.woken_at = 0.0
 
     def accept(self, started: Started, peer_epoch: int) -> None:
         """Open was answered."""
@@ -139,7 +141,7 @@ class Broken:
 class Applied:
     """What a batch changed: the streams whose callers have news, and those that broke (they have news too)."""
 
-    touched: Iterable[Stream]
+    touched: Collection[Stream]
     broken: Sequence[Broken]
 
 

@@ -19,6 +19,7 @@ class Limits:
         """`tenant_max` tells a tenant's own limit; None: it has none."""
         self._open_max = open_max
         self._tenant_max = tenant_max
+        self._total = 0
         self._open: Counter[str] = Counter()
         self._draining = False
         self._idle = asyncio.Event()
@@ -27,7 +28,7 @@ class Limits:
     @property
     def open(self) -> int:
         """Requests that hold a permit."""
-        return self._open.total()
+        return self._total
 
     def acquire(self, tenant: str) -> None:
         """Takes a permit, to be given back with `release`. Raises Overloaded, or Unavailable while draining."""
@@ -38,17 +39,19 @@ class Limits:
             raise Overloaded(
                 f"{tenant_max} requests of this key are open, its limit", RETRY_AFTER_S, reason="TENANT_FULL"
             )
-        if self.open >= self._open_max:
+        if self._total >= self._open_max:
             raise Overloaded(f"{self._open_max} requests are open, the limit", RETRY_AFTER_S, reason="GATEWAY_FULL")
+        self._total += 1
         self._open[tenant] += 1
         self._idle.clear()
 
     def release(self, tenant: str) -> None:
         """Gives a permit back."""
+        self._total -= 1
         self._open[tenant] -= 1
         if not self._open[tenant]:
             del self._open[tenant]
-        if not self._open:
+        if not self._total:
             self._idle.set()
 
     @contextmanager

@@ -1,49 +1,78 @@
-"""Wakes callers whose streams have news, a few per turn of the event loop.
+"""Wakes callers whose streams have news, each at most so often that all of them together can be written to.
 
-A batch brings news for all streams at once. Waking all of them at once would let every caller be written to before the
-next batch is read, one token each, however far behind the gateway is. Waking some, and reading in between, makes writes
-merge exactly when there is more to write than time to write it; an idle gateway wakes at once.
+A write to a caller costs a system call, however little is in it. A caller that was just written to therefore waits a
+moment, in which more comes and is merged into its next write. The moment is as long as it takes to write to all that
+have news now, and as long again for everything else: measured, so that it grows when the machine is busy. A gateway
+with few streams adds nothing, one that is flooded writes larger pieces instead of falling behind, and a stream slower
+than the moment is never held up.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from gateway.core import Stream
 
-WOKEN_PER_TURN = 16
+COST_S_MIN = 30e-6
+"""What a write is taken to cost at least, seconds."""
+
+PAUSE_S_MAX = 0.1
+"""Longest wait between two writes to one caller, however many there are; hardly any reader notices it."""
+
+TICK_S = 0.001
+"""The event loop's own resolution of time."""
+
+MEMORY_WRITES = 64
+"""A measurement over as many writes counts as much as all earlier ones together."""
 
 
 class Waker:
-    """The streams that wait for their turn, first come, first served."""
+    """The streams that wait for their moment, by the tick in which it comes."""
 
-    __slots__ = ("_loop", "_running", "_waiting")
+    __slots__ = ("_cost_s", "_loop", "_waiting")
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[Stream] = deque()
-        self._running = False
+        self._cost_s = COST_S_MIN
+        self._waiting: dict[int, list[Stream]] = {}
 
-    def mark(self, streams: Iterable[Stream]) -> None:
-        """These streams have news."""
-        waiting = self._waiting
+    def mark(self, streams: Collection[Stream]) -> None:
+        """These streams have news: wakes those that were last woken long enough ago, and the others in time."""
+        now = self._loop.time()
+        pause_s = min(2 * self._cost_s * len(streams), PAUSE_S_MAX)
+        due: list[Stream] = []
         for stream in streams:
-            if not stream.marked:
+            if stream.marked:
+                continue
+            if stream.woken_at + pause_s <= now:
+                due.append(stream)
+            else:
                 stream.marked = True
-                waiting.append(stream)
-        if waiting and not self._running:
-            self._running = True
-            self._run()
+                self._wait_for(int((stream.woken_at + pause_s) / TICK_S) + 1, stream)
+        self._wake(due)
 
-    def _run(self) -> None:
-        waiting = self._waiting
-        for _ in range(min(len(waiting), WOKEN_PER_TURN)):
-            stream = waiting.popleft()
+    def _wait_for(self, tick: int, stream: Stream) -> None:
+        waiting = self._waiting.get(tick)
+        if waiting is None:
+            waiting = self._waiting[tick] = []
+            self._loop.call_at(tick * TICK_S, self._end_tick, tick)
+        waiting.append(stream)
+
+    def _end_tick(self, tick: int) -> None:
+        self._wake(self._waiting.pop(tick))
+
+    def _wake(self, streams: Collection[Stream]) -> None:
+        if not streams:
+            return
+        now = self._loop.time()
+        for stream in streams:
             stream.marked = False
+            stream.woken_at = now
             stream.wake()
-        if waiting:
-            self._loop.call_soon(self._run)
-        else:
-            self._running = False
+        # The writers run in the loop's next turn, and what they wrote is sent at the latest in the one after it.
+        self._loop.call_soon(self._loop.call_soon, self._measure, now, len(streams))
+
+    def _measure(self, started: float, writes: int) -> None:
+        cost_s = max((self._loop.time() - started) / writes, COST_S_MIN)
+        self._cost_s += writes / (writes + MEMORY_WRITES) * (cost_s - self._cost_s)

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from gateway.answer import RemoteAnswer
 from gateway.core import EventRows, Stream, StreamTable
 from gateway.slow_readers import SlowReaders
-from gateway.waker import WOKEN_PER_TURN, Waker
+from gateway.waker import PAUSE_S_MAX, Waker
 from services.protocol.events import Completed, Delta, Finish, FinishReason, Usage
 from services.protocol.sender import Wakeup
 
@@ -32,6 +33,16 @@ def rows_of(text: str, offset: int) -> EventRows:
 END = EventRows(finishes=[(1, Finish(0, FinishReason.STOP, 0))], completions=[(1, Usage(1, 0, 0))])
 
 
+def apply(table: StreamTable, answer: RemoteAnswer, rows: EventRows) -> None:
+    """What a link does with a batch, without the waker's pause."""
+    table.apply(rows)
+    answer.stream.wake()
+
+
+def _noting(into: list[int], number: int) -> Callable[[], None]:
+    return lambda: into.append(number)
+
+
 def answer_on(table: StreamTable) -> RemoteAnswer:
     wakeup = Wakeup()
     stream = Stream(1, request_id="", n=1, whole=False, wake=wakeup.set)
@@ -39,36 +50,47 @@ def answer_on(table: StreamTable) -> RemoteAnswer:
     return RemoteAnswer(stream, wakeup, lambda answer, delivered: None)
 
 
-async def test_an_idle_waker_wakes_at_once_and_a_busy_one_a_few_per_turn() -> None:
+async def test_news_after_a_pause_wake_at_once_and_news_in_a_rush_wake_once_a_little_later() -> None:
     woken: list[int] = []
     waker = Waker()
-    streams = [
-        Stream(number, request_id="", n=1, whole=False, wake=lambda number=number: woken.append(number))  # type: ignore[misc]
-        for number in range(3 * WOKEN_PER_TURN)
-    ]
+    streams = [Stream(number, request_id="", n=1, whole=False, wake=_noting(woken, number)) for number in range(100)]
     waker.mark(streams)
-    assert len(woken) == WOKEN_PER_TURN
+    assert woken == list(range(100))
+    for _ in range(3):
+        waker.mark(streams)
+    assert len(woken) == 100, "just written to: more may come and be merged"
+    await asyncio.sleep(2 * PAUSE_S_MAX)
+    assert sorted(woken) == sorted(2 * list(range(100)))
     waker.mark(streams)
-    assert len(woken) == WOKEN_PER_TURN, "those that wait already are not put in twice"
-    for _ in range(6):
-        await asyncio.sleep(0)
-    assert woken == [*range(3 * WOKEN_PER_TURN), *range(WOKEN_PER_TURN)]
+    assert len(woken) == 300
+
+
+async def test_a_stream_slower_than_its_moment_is_never_held_up() -> None:
+    woken: list[int] = []
+    waker = Waker()
+    stream = Stream(1, request_id="", n=1, whole=False, wake=_noting(woken, 1))
+    for count in range(1, 4):
+        waker.mark([stream])
+        assert len(woken) == count
+        await asyncio.sleep(PAUSE_S_MAX)
 
 
 async def test_a_reader_gets_what_came_while_it_wrote_in_one_batch() -> None:
     table = StreamTable()
-    batches = answer_on(table).batches()
-    table.apply(rows_of("a", 0))
+    answer = answer_on(table)
+    batches = answer.batches()
+    apply(table, answer, rows_of("a", 0))
     assert await anext(batches) == [Delta(0, "a", [0], 1, 1, [])]
-    table.apply(rows_of("b", 1))
-    table.apply(rows_of("c", 2))
+    apply(table, answer, rows_of("b", 1))
+    apply(table, answer, rows_of("c", 2))
     assert await anext(batches) == [Delta(0, "bc", [1, 2], 3, 3, [])]
 
 
 async def test_a_reader_ends_after_the_completion() -> None:
     table = StreamTable()
-    batches = answer_on(table).batches()
-    table.apply(END)
+    answer = answer_on(table)
+    batches = answer.batches()
+    apply(table, answer, END)
     assert (await anext(batches))[-1] == Completed(Usage(1, 0, 0))
     assert await anext(batches, None) is None
 
@@ -79,7 +101,7 @@ async def test_a_reader_that_does_not_come_back_is_evicted_after_the_timeout() -
     answer.evict = evicted.set
     watch = SlowReaders([answer], clock=clock, timeout_s=10)
     batches = answer.batches()
-    table.apply(rows_of("a", 0))
+    apply(table, answer, rows_of("a", 0))
     await anext(batches)
     for clock.time in (0.0, 9.0):
         watch.check()
@@ -96,7 +118,7 @@ async def test_a_reader_that_waits_or_moves_is_never_evicted() -> None:
     watch = SlowReaders([answer], clock=clock, timeout_s=10)
     batches = answer.batches()
     for step in range(5):
-        table.apply(rows_of("a", step))
+        apply(table, answer, rows_of("a", step))
         await anext(batches)
         clock.time += 8
         watch.check()
@@ -106,6 +128,5 @@ async def test_a_reader_that_waits_or_moves_is_never_evicted() -> None:
         clock.time += 100
         watch.check()
     assert not evicted.is_set()
-    table.apply(END)
-    answer.stream.wake()
+    apply(table, answer, END)
     await waiting
