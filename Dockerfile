@@ -8,7 +8,15 @@
 # CPU builds: --build-arg PIP_EXTRA_INDEX_URL=… makes scheduler-cpu some gigabytes smaller.
 ARG BASE_IMAGE=python:3.11-slim
 
-# ---- what is installed: an environment made from pyproject.toml alone, so that a change of code leaves this layer as it is
+# ---- what is to be installed, as lists: the environments below are made again when these change, not with every change of code
+FROM ${BASE_IMAGE} AS requirements
+WORKDIR /src
+COPY pyproject.toml deploy/requirements.py ./
+RUN python3 requirements.py > base.txt \
+    && python3 requirements.py scheduler > cpu.txt \
+    && python3 requirements.py scheduler gpu > cuda.txt \
+    && python3 requirements.py --build > build.txt
+
 FROM ${BASE_IMAGE} AS dependencies
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
@@ -18,12 +26,13 @@ ENV PIP_INDEX_URL=$PIP_INDEX_URL PIP_EXTRA_INDEX_URL=$PIP_EXTRA_INDEX_URL PIP_FI
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore PATH=/opt/venv/bin:$PATH
 WORKDIR /src
 RUN python3 -m venv /opt/venv
-COPY pyproject.toml deploy/requirements.py ./
-RUN python requirements.py > base.txt && pip install --requirement base.txt
+COPY --from=requirements /src/base.txt ./
+RUN pip install --requirement base.txt
 
 # ---- our code and the generated contract, as one folder of plain files
 FROM dependencies AS code
-RUN python requirements.py --build > build.txt && pip install --requirement build.txt
+COPY --from=requirements /src/build.txt ./
+RUN pip install --requirement build.txt
 COPY proto proto
 RUN mkdir -p build/gen && python -m grpc_tools.protoc -I proto --python_out=build/gen --pyi_out=build/gen \
     --grpc_python_out=build/gen proto/tailrace/v1/*.proto
@@ -50,7 +59,8 @@ CMD ["gateway"]
 
 # ---- the scheduler on a CPU
 FROM dependencies AS dependencies-cpu
-RUN python requirements.py scheduler > scheduler.txt && pip install --requirement scheduler.txt
+COPY --from=requirements /src/cpu.txt ./
+RUN pip install --requirement cpu.txt
 
 FROM runtime AS scheduler-cpu
 COPY --from=dependencies-cpu /opt/venv /opt/venv
@@ -71,7 +81,8 @@ CMD ["--out", "/model/smollm2-135m-instruct"]
 
 # ---- the scheduler on a GPU: torch's CUDA build carries the CUDA libraries, the host brings the driver
 FROM dependencies AS dependencies-cuda
-RUN python requirements.py scheduler gpu > scheduler.txt && pip install --requirement scheduler.txt
+COPY --from=requirements /src/cuda.txt ./
+RUN pip install --requirement cuda.txt
 
 FROM runtime AS scheduler-cuda
 # Triton compiles a launcher for each kernel.
