@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from services.protocol.answer import AnswerLog
-from services.protocol.events import AbortOutcome, ErrorCode, Failure, Finish, FinishReason, Started, Usage
+from services.protocol.events import AbortOutcome, ErrorCode, Failure, Finish, FinishReason, Started
 from services.runtime.error_tree import (
     AlreadyExists,
     DeadlineExceeded,
@@ -70,11 +70,6 @@ class Ledger:
     def attempts(self) -> Iterable[Attempt]:
         """Every attempt that is not released."""
         return self._attempts.values()
-
-    @property
-    def highest_attempt_number(self) -> int:
-        """The number of the latest attempt."""
-        return self._numbers
 
     def attempt(self, attempt_id: int) -> Attempt | None:
         """An attempt that is not released."""
@@ -347,7 +342,7 @@ class Ledger:
         if entry.completed or not entry.log.all_finished:
             return []
         entry.completed_at = now
-        entry.log.complete(_usage(entry))
+        entry.log.complete(entry.usage_now())
         return [Finished(entry)]
 
     # -- release
@@ -356,10 +351,10 @@ class Ledger:
         """What follows from where both sides stand now: releases that are due, attempts and entries that can go."""
         effects: Effects = []
         for attempt in entry.attempts:
-            if _release_is_due(entry, attempt):
+            if attempt.release_is_due:
                 attempt.apply(EngineEvent.RELEASE)
                 effects.append(SendRelease(attempt.scheduler, attempt.attempt_id))
-            if _is_released(attempt):
+            if attempt.nothing_follows:
                 effects += self._released(attempt, EngineEvent.RELEASED, now)
         if not entry.forgotten and entry.caller_is_final and all(attempt.released for attempt in entry.attempts):
             effects.append(self._forget(entry))
@@ -411,28 +406,3 @@ class Ledger:
 
 def _past(moment: float | None, grace_s: float, now: float) -> bool:
     return moment is not None and now >= moment + grace_s
-
-
-def _release_is_due(entry: Entry, attempt: Attempt) -> bool:
-    """Once nobody reads; and at once where the answer is whole but the engine still works on it (a stop text)."""
-    if attempt.phase is EnginePhase.ENDED:
-        return entry.caller_is_final
-    working = attempt.phase in (EnginePhase.SUBMITTING, EnginePhase.RUNNING)
-    return working and (entry.caller_is_final or entry.completed)
-
-
-def _is_released(attempt: Attempt) -> bool:
-    if attempt.phase is not EnginePhase.RELEASING or attempt.release_answered_at is None or not attempt.settled:
-        return False
-    return attempt.marker_seen or not attempt.in_call
-
-
-def _usage(entry: Entry) -> Usage:
-    """The prompt once, the output over all choices. Cached tokens are known once the engine ended, which it has not
-    where a stop text ended the answer; they count as 0 then."""
-    finishes = [log.finish for log in entry.log.choices if log.finish is not None]
-    return Usage(
-        prompt_tokens=len(entry.pinned.prompt_ids),
-        cached_prompt_tokens=max(attempt.cached_prompt_tokens for attempt in entry.attempts),
-        output_tokens=sum(finish.output_tokens for finish in finishes),
-    )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from services.protocol.answer import AnswerLog
-from services.protocol.events import Started
+from services.protocol.events import Started, Usage
 from services.protocol.request import ValidRequest
 from services.tokenizer.state import (
     CALLER_FINAL,
@@ -84,6 +84,18 @@ class Entry:
         """Whether nobody will read it any more."""
         return self.caller in CALLER_FINAL
 
+    def usage_now(self) -> Usage:
+        """The prompt once, the output over all choices.
+
+        Cached tokens are known once the engine ended. A stop text ends an answer before that; they count as 0 then.
+        """
+        finishes = [log.finish for log in self.log.choices if log.finish is not None]
+        return Usage(
+            prompt_tokens=len(self.pinned.prompt_ids),
+            cached_prompt_tokens=max(attempt.cached_prompt_tokens for attempt in self.attempts),
+            output_tokens=sum(finish.output_tokens for finish in finishes),
+        )
+
     def apply(self, event: CallerEvent) -> None:
         """Moves the caller's side on. Raises UnexpectedEvent."""
         self.caller = after_caller(self.caller, event)
@@ -118,6 +130,21 @@ class Attempt:
     def apply(self, event: EngineEvent) -> None:
         """Moves the engine's side on. Raises UnexpectedEvent."""
         self.phase = after_engine(self.phase, event)
+
+    @property
+    def release_is_due(self) -> bool:
+        """Once nobody reads; and at once where the answer is whole but the engine still works on it (a stop text)."""
+        if self.phase is EnginePhase.ENDED:
+            return self.entry.caller_is_final
+        working = self.phase in (EnginePhase.SUBMITTING, EnginePhase.RUNNING)
+        return working and (self.entry.caller_is_final or self.entry.completed)
+
+    @property
+    def nothing_follows(self) -> bool:
+        """Whether its scheduler forgot it, and neither a late Submit nor the route's call can bring it back."""
+        if self.phase is not EnginePhase.RELEASING or self.release_answered_at is None or not self.settled:
+            return False
+        return self.marker_seen or not self.in_call
 
     @property
     def released(self) -> bool:

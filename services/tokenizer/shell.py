@@ -91,7 +91,7 @@ class Shell:
 
         Raises a TailraceError when it is refused, and then nothing of it is left here.
         """
-        request, deadline = self._parse(pb), None
+        request = self._parse(pb)
         refuse_unserved(request)
         self._check_open()
         self._ledger.check_room(tenant, request.request_id)

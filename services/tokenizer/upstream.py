@@ -162,7 +162,7 @@ class SchedulerLink:
             try:
                 await self._flush_once()
             except grpc.aio.AioRpcError as error:
-                if not _unanswered(error):
+                if error.code() not in _UNANSWERED:
                     _log.error("scheduler refused", scheduler=self.address, why=error.details())
                 await asyncio.sleep(backoff.next())
 

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import pytest
+
+from services.protocol.events import TokenInfo, TopLogprob
+from services.protocol.sender import MAX_BATCH_BYTES
+from services.runtime.error_tree import AlreadyExists, InvalidRequest, PreconditionFailed, Superseded
+from services.tokenizer.columns import EventColumns
+from services.tokenizer.entry import Entry
+from services.tokenizer.gateway_streams import Gateways
+from tests.unit.tokenizer.world import World
+
+
+class Book:
+    """Gateways whose ended streams are written down, and entries to read."""
+
+    def __init__(self) -> None:
+        self.world = World()
+        self.ended: list[tuple[Entry, bool]] = []
+        self.gateways = Gateways(lambda entry, delivered: self.ended.append((entry, delivered)), grace_s=30.0)
+
+    def entry(self, request_id: str, text: str = "", infos: int = 0) -> Entry:
+        """An entry with one token per character, each with this much token-level output."""
+        caller = self.world.open(request_id)
+        assert caller is not None
+        for at, char in enumerate(text):
+            tokens = [TokenInfo(5, b"x", -1.0, (TopLogprob(5, -1.0, b"x"),) * 20)] if infos else []
+            caller.entry.log.choices[0].append(at, [5], at, char, tokens)
+        return caller.entry
+
+
+@pytest.fixture
+async def book() -> Book:
+    return Book()
+
+
+async def test_a_gateway_is_known_from_its_first_call_until_its_grace_is_over(book: Book) -> None:
+    with pytest.raises(PreconditionFailed):
+        book.gateways.get(1)
+    call = book.gateways.connect(1)
+    entry = book.entry("a")
+    book.gateways.get(1).add(5, entry)
+    book.gateways.expire(1e9)
+    book.gateways.disconnect(1, call, now=100.0)
+    book.gateways.expire(129.9)
+    assert book.ended == []
+    book.gateways.expire(130.0)
+    assert book.ended == [(entry, False)]
+    assert entry.readers == []
+    with pytest.raises(PreconditionFailed):
+        book.gateways.get(1)
+
+
+async def test_a_call_that_was_superseded_ends_and_its_end_does_not_start_the_grace(book: Book) -> None:
+    older = book.gateways.connect(1)
+    newer = book.gateways.connect(1)
+    with pytest.raises(Superseded):
+        older.take()
+    book.gateways.disconnect(1, older, now=100.0)
+    book.gateways.expire(1e9)
+    assert book.gateways.get(1).call is newer
+
+
+async def test_a_gateway_must_say_which_incarnation_it_is(book: Book) -> None:
+    with pytest.raises(InvalidRequest, match=r"gateway\.epoch"):
+        book.gateways.connect(0)
+
+
+async def test_a_stream_ends_once_however_often_it_is_released(book: Book) -> None:
+    book.gateways.connect(1)
+    entry = book.entry("a")
+    gateway = book.gateways.get(1)
+    gateway.add(5, entry)
+    with pytest.raises(AlreadyExists):
+        gateway.check_new(5)
+    for _ in range(3):
+        book.gateways.release(1, 5, delivered=True)
+    book.gateways.release(1, 6, delivered=True)
+    book.gateways.release(2, 5, delivered=True)
+    assert book.ended == [(entry, True)]
+
+
+async def test_a_new_call_replays_every_stream_from_its_start_and_live_ones_go_first(book: Book) -> None:
+    gateway_call = book.gateways.connect(1)
+    gateway = book.gateways.get(1)
+    for stream_id in (1, 2, 3):
+        gateway.add(stream_id, book.entry(f"r{stream_id}", "ab")).mark()
+    assert _taken(gateway_call.take()) == [(1, 0, "ab"), (2, 0, "ab"), (3, 0, "ab")]
+    assert gateway_call.take() is None
+    gateway_call = book.gateways.connect(1)
+    gateway.streams[3].mark()
+    assert _taken(gateway_call.take()) == [(3, 0, "ab"), (1, 0, "ab"), (2, 0, "ab")]
+    assert gateway_call.take() is None
+
+
+async def test_a_message_stays_near_its_bound_and_the_rest_comes_in_the_next(book: Book) -> None:
+    call = book.gateways.connect(1)
+    gateway = book.gateways.get(1)
+    for stream_id in range(8):
+        gateway.add(stream_id, book.entry(f"r{stream_id}", "x" * 600, infos=20)).mark()
+    seen: list[tuple[int, int, str]] = []
+    messages = 0
+    while (columns := call.take()) is not None:
+        assert columns.weight_bytes < 1.5 * MAX_BATCH_BYTES
+        seen += _taken(columns)
+        messages += 1
+    assert messages > 1
+    assert seen == [(stream_id, 0, "x" * 600) for stream_id in range(8)]
+
+
+def _taken(columns: EventColumns | None) -> list[tuple[int, int, str]]:
+    assert columns is not None
+    return list(zip(columns.stream_ids, columns.token_offsets, columns.texts, strict=True))
