@@ -1,0 +1,82 @@
+"""The embedded model behind real processes: sensible text through every door."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import openai
+import pytest
+import pytest_asyncio
+
+from tailrace.client import Client, InvalidRequest
+from tests.stack import Stack, process_stack
+
+QUESTION = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
+MIB = 1 << 20
+
+WORD = " responsibilities"  # one token, so that even megabytes of it are quickly encoded
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stack(model_directory: Path) -> AsyncIterator[Stack]:
+    """Four processes, as `tailrace up` starts them; loading the model takes seconds, so all tests here share it."""
+    async with process_stack(model_directory, "--threads", "1", fake_engine=False) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def client(stack: Stack) -> AsyncIterator[Client]:
+    async with Client(stack.grpc, timeout_s=60) as connected:
+        yield connected
+
+
+async def test_the_openai_client_streams_a_sensible_answer(stack: Stack) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="none") as api:
+        stream = await api.chat.completions.create(
+            model=stack.model, messages=QUESTION, temperature=0, max_tokens=30, stream=True,  # type: ignore[arg-type]
+            stream_options={"include_usage": True},
+        )  # fmt: skip
+        chunks = [chunk async for chunk in stream]
+        whole = await api.chat.completions.create(
+            model=stack.model, messages=QUESTION, temperature=0, max_tokens=30,  # type: ignore[arg-type]
+        )  # fmt: skip
+    text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+    assert "Paris" in text
+    assert whole.choices[0].message.content == text
+    assert len([chunk for chunk in chunks for choice in chunk.choices if choice.delta.content]) > 3
+    assert chunks[-1].usage == whole.usage
+
+
+async def test_grpc_gives_the_same_greedy_answer_alone_and_in_company(client: Client) -> None:
+    alone = await client.chat(QUESTION, temperature=0, max_tokens=16).text()
+    company = [client.generate(f"Number {number} is", max_tokens=16, seed=number).text() for number in range(6)]
+    together = await asyncio.gather(client.chat(QUESTION, temperature=0, max_tokens=16).text(), *company)
+    assert "Paris" in alone
+    assert together[0] == alone
+
+
+def text_of(size: int) -> str:
+    return (WORD * (size // len(WORD) + 1))[:size]
+
+
+async def test_messages_around_4_mib_pass_every_hop_both_ways(client: Client) -> None:
+    text = text_of(4 * MIB)
+    tokens = await client.tokenize(text)
+    assert b"".join(tokens.token_bytes) == text.encode()
+    with pytest.raises(InvalidRequest):
+        await client.tokenize(text + "!")
+
+
+@pytest.mark.parametrize("size", [4 * MIB - 1, 4 * MIB, 4 * MIB + 1])
+async def test_a_prompt_around_4_mib_is_refused_by_its_length_and_nothing_breaks(client: Client, size: int) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        await client.generate(text_of(size)).text()
+    assert refused.value.field == "text"
+
+
+async def test_nothing_is_left_when_idle(stack: Stack) -> None:
+    await stack.wait_idle()
