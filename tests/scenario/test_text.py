@@ -89,6 +89,15 @@ def test_05_the_first_space_of_a_text_is_stripped_and_that_of_a_continuation_kep
     assert whole(encoded, TextPlan(begins_text=True), sentence_piece()).text == "    if x:\n"
 
 
+def test_05_a_token_without_any_bytes_does_not_begin_the_text() -> None:
+    """A padded id, or a hidden special one, comes first; the space after it is still the text's first."""
+    tokenizer = sentence_piece()
+    padded, special = len(vocabulary_of(tokenizer).pieces) - 1, tokenizer.get_vocab()["<s>"]
+    for first in (padded, special):
+        ids = [first, *pieces(" the", tokenizer=tokenizer)]
+        assert whole(ids, TextPlan(begins_text=True), tokenizer).text == "the"
+
+
 @BOTH
 def test_06_a_limit_inside_a_character_gives_one_replacement_streamed_or_not(tokenizer: Tokenizer) -> None:
     ids = data_ids(b"a\xf0\x9f\x98", tokenizer)
