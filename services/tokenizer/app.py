@@ -108,6 +108,7 @@ class TokenizerApp:
         """Ends what is left with ABORTED, and releases it."""
         self._gateways.expire(math.inf)  # those that are away will not take their ends any more
         await self._shell.close(CLOSE_TIMEOUT_S)
+        self._gateways.close()
         self._gauges.set()
 
     def _on_tick(self, now: float) -> None:

@@ -216,12 +216,12 @@ class Ledger:
         return [SendRelease(attempt.scheduler, attempt.attempt_id)]
 
     def finish(self, attempt: Attempt, finish: Finish, now: float) -> Effects:
-        """A choice ended, as the detokenizer judged it. Raises IntegrityError when it had ended otherwise.
+        """A choice of an unfinished answer ended, as the detokenizer judged it.
 
-        An answer that is whole stays as it is: we may have ended it ourselves.
+        Raises IntegrityError when it had ended otherwise.
         """
         entry = attempt.entry
-        if entry.completed or not entry.log.finish(finish):
+        if not entry.log.finish(finish):
             return []
         return [*self._complete(entry, now), Wake((entry,)), *self._settle(entry, now)]
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from services.protocol.outbox import Outbox
 from services.protocol.sender import MAX_BATCH_BYTES, Sender
-from services.runtime.error_tree import AlreadyExists, InvalidRequest, PreconditionFailed, Superseded
+from services.runtime.error_tree import AlreadyExists, InvalidRequest, PreconditionFailed, Superseded, Unavailable
 from services.tokenizer.columns import EventColumns, StreamCursor
 from services.tokenizer.entry import Entry
 
@@ -84,6 +84,7 @@ class GatewayCall:
     def __init__(self, streams: Iterable[GatewayStream]) -> None:
         self._outbox: Outbox[GatewayStream] = Outbox(streams)
         self._superseded = False
+        self._closing = False
         self.sender: Sender[EventColumns] = Sender(self.take, EventColumns)
 
     def mark(self, stream: GatewayStream) -> None:
@@ -96,8 +97,16 @@ class GatewayCall:
         self._superseded = True
         self.sender.wake()
 
+    def close(self) -> None:
+        """The process stops: the call ends once everything is taken."""
+        self._closing = True
+        self.sender.wake()
+
     def take(self) -> EventColumns | None:
-        """The next message, or None when there is nothing. Raises Superseded once a newer call has come."""
+        """The next message, or None when there is nothing. Raises Superseded once a newer call has come.
+
+        Raises Unavailable once the process stops and everything is taken.
+        """
         if self._superseded:
             raise Superseded("a newer StreamEvents call of this gateway has come")
         columns = EventColumns()
@@ -108,6 +117,8 @@ class GatewayCall:
                 self._outbox.mark_all(live)
         while columns.weight_bytes < MAX_BATCH_BYTES and (replayed := self._outbox.take_replay()) is not None:
             replayed.cursor.take_into(columns)
+        if not columns and self._closing:
+            raise Unavailable("the tokenizer is stopping")
         return columns or None
 
 
@@ -155,6 +166,12 @@ class Gateways:
         stream = gateway.remove(stream_id) if gateway is not None else None
         if stream is not None:
             self._end_stream(stream.entry, delivered)
+
+    def close(self) -> None:
+        """The process stops: every call ends once its gateway has everything."""
+        for gateway in self:
+            if gateway.call is not None:
+                gateway.call.close()
 
     def expire(self, now: float) -> None:
         """Gives up gateways that were away for longer than the grace: their callers are gone."""

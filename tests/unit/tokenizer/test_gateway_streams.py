@@ -4,7 +4,7 @@ import pytest
 
 from services.protocol.events import TokenInfo, TopLogprob
 from services.protocol.sender import MAX_BATCH_BYTES
-from services.runtime.error_tree import AlreadyExists, InvalidRequest, PreconditionFailed, Superseded
+from services.runtime.error_tree import AlreadyExists, InvalidRequest, PreconditionFailed, Superseded, Unavailable
 from services.tokenizer.columns import EventColumns
 from services.tokenizer.entry import Entry
 from services.tokenizer.gateway_streams import Gateways
@@ -59,6 +59,15 @@ async def test_a_call_that_was_superseded_ends_and_its_end_does_not_start_the_gr
     book.gateways.disconnect(1, older, now=100.0)
     book.gateways.expire(1e9)
     assert book.gateways.get(1).call is newer
+
+
+async def test_a_call_that_is_closed_ends_after_the_last_event(book: Book) -> None:
+    call = book.gateways.connect(1)
+    book.gateways.get(1).add(5, book.entry("a", "ab")).mark()
+    book.gateways.close()
+    assert _taken(call.take()) == [(5, 0, "ab")]
+    with pytest.raises(Unavailable):
+        call.take()
 
 
 async def test_a_gateway_must_say_which_incarnation_it_is(book: Book) -> None:

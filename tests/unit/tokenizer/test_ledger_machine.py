@@ -180,5 +180,5 @@ def check_events(caller: Caller) -> None:
         assert text[choice] == "".join(text_of(tokens))
 
 
-LedgerMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=50)
+LedgerMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=50)
 TestLedgerMachine = LedgerMachine.TestCase
