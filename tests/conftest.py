@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Two spinning OpenMP threads beside other processes make a small matrix product ten times slower. Read by torch's import.
+# Two spinning OpenMP threads beside other processes make a small matrix product ten times slower; read by torch's
+# import.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 ROOT = Path(__file__).resolve().parent.parent
