@@ -12,14 +12,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from gateway.core import Stream, StreamTable
+from gateway.core import EventRows, Stream, StreamTable
 from gateway.openai.chat import ChatForm
 from gateway.openai.chunks import AnswerChunks
 from gateway.wire import rows_from_wire
+from services.protocol.events import Completed, Delta, Finish
 from services.protocol.wire import event_to_wire
 from tailrace.v1 import tokenizer_pb2
 
 Result = TypeVar("Result")
+Taken = Sequence[Delta | Finish | Completed]
 
 STEPS = 64
 ROUNDS = 7
@@ -48,13 +50,11 @@ def measure(streams: int) -> tuple[float, ...]:
     ]
     spent = [0.0] * 5
     for wire in batches(streams):
-        rows = timed(
-            spent, 0, lambda wire=wire: rows_from_wire(tokenizer_pb2.StreamEventsResponse.FromString(wire).batch)
-        )
+        rows = timed(spent, 0, partial(parse, wire))
         timed(spent, 1, partial(table.apply, rows))
-        taken = timed(spent, 2, lambda: [stream.take() for stream in opened])
-        timed(spent, 3, lambda taken=taken: [c.encode(e) for c, e in zip(chunks, taken, strict=True)])
-        timed(spent, 4, lambda taken=taken: [event_to_wire(e).SerializeToString() for events in taken for e in events])
+        taken = timed(spent, 2, partial(take_all, opened))
+        timed(spent, 3, partial(write_sse, chunks, taken))
+        timed(spent, 4, partial(write_grpc, taken))
     return tuple(spent)
 
 
@@ -72,6 +72,29 @@ def batches(streams: int) -> Sequence[bytes]:
         ).SerializeToString()
         for step in range(STEPS)
     ]
+
+
+def parse(wire: bytes) -> EventRows:
+    """A message of a tokenizer's event call, read."""
+    return rows_from_wire(tokenizer_pb2.StreamEventsResponse.FromString(wire).batch)
+
+
+def take_all(streams: Sequence[Stream]) -> list[Taken]:
+    """What every caller's writer takes."""
+    return [stream.take() for stream in streams]
+
+
+def write_sse(chunks: Sequence[AnswerChunks], taken: Sequence[Taken]) -> None:
+    """The bytes of every HTTP caller."""
+    for writer, events in zip(chunks, taken, strict=True):
+        writer.encode(events)
+
+
+def write_grpc(taken: Sequence[Taken]) -> None:
+    """The bytes of every gRPC caller."""
+    for events in taken:
+        for event in events:
+            event_to_wire(event).SerializeToString()
 
 
 def timed(spent: list[float], stage: int, work: Callable[[], Result]) -> Result:

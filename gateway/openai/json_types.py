@@ -30,6 +30,11 @@ def shown(value: object) -> str:
     return text if len(text) <= SHOWN_CHARS_MAX else text[: SHOWN_CHARS_MAX - 1] + "…"
 
 
+def shown_name(name: str) -> str:
+    """A field's name as an error may quote it: it is the caller's own and can be anything."""
+    return shown(name).strip('"')
+
+
 def boolean(value: Any) -> bool:
     """true or false."""
     if not isinstance(value, bool):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.openai.json_types import shown
+from gateway.openai.json_types import shown, shown_name
 from services.protocol.request import MAX_MESSAGES
 from services.runtime.errors import InvalidRequest
 from tailrace.v1 import generation_pb2
@@ -33,7 +33,7 @@ def _read_message(at: str, message: Any) -> generation_pb2.ChatMessage:
         if name in UNSERVED and value not in (None, []):
             raise InvalidRequest(f"{at}.{name}", "is not served yet; leave it out", reason="UNSUPPORTED_PARAMETER")
         if name not in UNSERVED | IGNORED | {"role", "content"}:
-            raise InvalidRequest(f"{at}.{shown(name)}", "is not a field of a message")
+            raise InvalidRequest(f"{at}.{shown_name(name)}", "is not a field of a message")
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise InvalidRequest(f"{at}.role", f"must be a role such as 'user', not {shown(role)}")

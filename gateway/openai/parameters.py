@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from gateway.openai import json_types as types
-from gateway.openai.json_types import Reader, WrongType, shown
+from gateway.openai.json_types import Reader, WrongType, shown_name
 from services.runtime.errors import InvalidRequest
 from tailrace.v1 import generation_pb2
 
@@ -138,7 +138,7 @@ def _refuse_unless_harmless(name: str, value: object, known: Iterable[str]) -> N
         raise InvalidRequest(name, "is not served yet; leave it out", reason="UNSUPPORTED_PARAMETER")
     near = get_close_matches(name, known, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
-    raise InvalidRequest(shown(name).strip('"'), f"is not a parameter of this API{hint}", reason="UNKNOWN_PARAMETER")
+    raise InvalidRequest(shown_name(name), f"is not a parameter of this API{hint}", reason="UNKNOWN_PARAMETER")
 
 
 def _put(options: generation_pb2.GenerationOptions, path: str, value: Any) -> None:

@@ -250,8 +250,8 @@ class ScriptedTokenizer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         for stream in self.streams.values():
             for batch in stream.batches:
                 outbox.put_nowait(batch)
-        while (batch := await self._next(outbox)) is not None:
-            yield tokenizer_pb2.StreamEventsResponse(batch=batch)
+        while (news := await self._next(outbox)) is not None:
+            yield tokenizer_pb2.StreamEventsResponse(batch=news)
 
     async def Attach(self, request: tokenizer_pb2.AttachRequest, context: Context) -> tokenizer_pb2.AttachResponse:
         raise NotImplementedError

@@ -141,7 +141,7 @@ async def test_a_restarted_tokenizer_cuts_its_streams_as_unavailable_and_invents
     tokenizer.script = script
     async with gateway.stub() as stub:
         call = stub.Generate(request())
-        got = [await call.read(), await call.read()]
+        got: list[Any] = [await call.read(), await call.read()]
         await tokenizer.restart()
         with pytest.raises(grpc.aio.AioRpcError) as cut:
             await _rest(call)

@@ -90,7 +90,7 @@ def test_null_is_the_same_as_not_given(name: str) -> None:
 @pytest.mark.parametrize("table", [CHAT, COMPLETIONS])
 def test_every_path_of_the_table_is_a_field_of_the_contract(table: Any) -> None:
     for parameter in table:
-        fields = generation_pb2.GenerationOptions.DESCRIPTOR
+        fields: Any = generation_pb2.GenerationOptions.DESCRIPTOR
         *parents, last = parameter.path.split(".")
         for parent in parents:
             fields = fields.fields_by_name[parent].message_type
@@ -140,7 +140,7 @@ def test_a_value_of_a_wrong_type_is_refused_by_name(name: str, value: object) ->
         ({"messages": ["hi"]}, "messages[0]"),
         ({"messages": [*MESSAGES, {"role": "user"}]}, "messages[1].content"),
         ({"messages": [{"content": "x"}]}, "messages[0].role"),
-        ({"messages": [{"role": "user", "content": "x", "colour": 1}]}, 'messages[0]."colour"'),
+        ({"messages": [{"role": "user", "content": "x", "colour": 1}]}, "messages[0].colour"),
         ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
