@@ -5,40 +5,36 @@ from __future__ import annotations
 import asyncio
 
 from bench.http2 import GrpcConnection
-from bench.meter import Meter
+from bench.meter import TOKENS_MAX, Meter
 from tailrace.v1 import generation_pb2
 
 PATH = "/tailrace.v1.GenerationService/Generate"
 
 
-async def run(address: str, tokens: int, meter: Meter) -> None:
-    """Opens a stream per entry of the meter and returns when all came to their end. Raises ConnectionError."""
+async def run(address: str, meter: Meter) -> None:
+    """Opens a stream per entry of the meter and leaves when it has seen enough. Raises ConnectionError."""
 
     def read(stream: int, message: bytes) -> None:
         event = generation_pb2.GenerationEvent.FromString(message)
         if event.HasField("delta"):
             meter.add(stream, len(event.delta.token_ids))
         elif event.HasField("completed"):
-            meter.end(stream, event.completed.usage.output_tokens)
+            meter.over.set()
 
     host, _, port = address.rpartition(":")
     _, connection = await asyncio.get_running_loop().create_connection(
-        lambda: GrpcConnection(address, PATH, read), host, int(port)
+        lambda: GrpcConnection(address, PATH, read, on_close=meter.over.set), host, int(port)
     )
-    for stream in range(len(meter.units)):
-        connection.call(_request(stream, tokens))
-    ended = asyncio.ensure_future(meter.all_ended.wait())
-    closed = asyncio.ensure_future(connection.closed.wait())
-    await asyncio.wait((ended, closed), return_when=asyncio.FIRST_COMPLETED)
-    closed.cancel()
-    if not ended.done():
-        ended.cancel()
+    for stream in range(meter.streams):
+        connection.call(_request(stream))
+    await meter.over.wait()
+    if connection.closed:
         raise ConnectionError(connection.failed or "the server closed the connection")
     connection.close()
 
 
-def _request(stream: int, tokens: int) -> bytes:
+def _request(stream: int) -> bytes:
     request = generation_pb2.GenerateRequest(text=f"Stream {stream} of many:")
-    request.options.stopping.max_tokens = tokens
+    request.options.stopping.max_tokens = TOKENS_MAX
     request.options.stopping.ignore_eos = True
     return request.SerializeToString()

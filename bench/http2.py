@@ -27,14 +27,17 @@ OnMessage = Callable[[int, bytes], None]
 class GrpcConnection(asyncio.Protocol):
     """One connection; `on_message` gets each answer's number (from 0, in the order of `call`) and message."""
 
-    def __init__(self, authority: str, path: str, on_message: OnMessage) -> None:
+    def __init__(
+        self, authority: str, path: str, on_message: OnMessage, on_close: Callable[[], None] = lambda: None
+    ) -> None:
         self._request_headers = _headers(authority, path)
         self._on_message = on_message
+        self._on_close = on_close
         self._received = bytearray()
         self._partial: dict[int, bytes] = {}
         self._calls = 0
         self.failed: str | None = None
-        self.closed = asyncio.Event()
+        self.closed = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Opens both windows as wide as they go."""
@@ -45,7 +48,8 @@ class GrpcConnection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """Everything that was open is cut."""
-        self.closed.set()
+        self.closed = True
+        self._on_close()
 
     def call(self, message: bytes) -> int:
         """Starts a call with one request message; returns its number."""

@@ -14,30 +14,24 @@ import uvloop
 from bench import grpc_load, sse_load
 from bench.meter import Meter, Window
 
-EXIT_TOO_SHORT = 3
-
 Transport = Literal["grpc", "sse"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One run: `streams` answers of `tokens` tokens each, from the server at `address`, whose processes are `pids`."""
+    """One run: `streams` long answers from the server at `address`, whose processes are `pids`, for `window_s`."""
 
     transport: Transport
     address: str
     model: str
     streams: int
-    tokens: int
+    window_s: float
     pace_ms: float
     pids: tuple[int, ...]
 
 
-class TooShort(Exception):
-    """The streams ended before there was a steady window."""
-
-
 async def run_elsewhere(run: Run, timeout_s: float) -> Window:
-    """Makes the run in a process of its own. Raises TooShort, or RuntimeError with what it said."""
+    """Makes the run in a process of its own. Raises RuntimeError with what it said."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "bench.load",
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
@@ -47,19 +41,18 @@ async def run_elsewhere(run: Run, timeout_s: float) -> Window:
     finally:
         if process.returncode is None:
             process.kill()
-    if process.returncode == EXIT_TOO_SHORT:
-        raise TooShort
     if process.returncode != 0:
-        raise RuntimeError(f"{run.transport}, {run.streams} streams: {said.decode().strip().splitlines()[-1:]}")
+        why = said.decode().strip().splitlines()[-1:]
+        raise RuntimeError(f"{run.transport}, {run.streams} streams: {why}")
     return Window(**json.loads(out))
 
 
 async def _run(run: Run, meter: Meter) -> None:
     sampling = asyncio.create_task(meter.sample())
     if run.transport == "grpc":
-        await grpc_load.run(run.address, run.tokens, meter)
+        await grpc_load.run(run.address, meter)
     else:
-        await sse_load.run(run.address, run.model, run.tokens, meter)
+        await sse_load.run(run.address, run.model, meter)
     await sampling
 
 
@@ -67,11 +60,11 @@ def main() -> None:
     """Reads a Run, makes it, writes the Window."""
     run = Run(**json.load(sys.stdin))
     gc.disable()  # a pause of the client's own would count as the server's latency
-    meter = Meter(run.streams, run.pids)
+    meter = Meter(run.streams, run.pids, run.window_s)
     uvloop.run(_run(run, meter))
     window = meter.window(run.pace_ms)
     if window is None:
-        sys.exit(EXIT_TOO_SHORT)
+        sys.exit("the streams ended before there was a steady window")
     json.dump(window.as_json(), sys.stdout)
 
 

@@ -1,7 +1,7 @@
 """What a load generator notes while it reads: how far each stream is, when deltas came, what the services cost.
 
-A run is judged by its steady window alone: from the moment when every stream has its first delta (and a moment more) to
-the last sample before any stream ended. So neither setting a request up nor ending it is counted.
+A run is judged by its steady window alone, which begins a moment after every stream has its first delta, and in which
+none ends. So neither setting a request up nor ending it is counted.
 """
 
 from __future__ import annotations
@@ -18,6 +18,11 @@ import numpy as np
 SAMPLE_INTERVAL_S = 0.05
 SETTLE_S = 0.3
 WINDOW_S_MIN = 0.5
+TOKENS_MAX = 8000
+"""Asked for per stream: near the context's end, so that streams outlast the window and are left then."""
+CHARACTERS_PER_TOKEN = 4
+FAKE_IDS = ("--fake-first-id", "1253", "--fake-end-id", "1259")
+"""SmolLM2's " pos", "ency" and the like: SSE tells no ids, but all of these are 4 characters long."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -30,16 +35,16 @@ def cpu_s(pid: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One moment: CPU seconds per process, units (tokens or characters) per stream."""
+    """One moment: CPU seconds per process, and tokens of all streams."""
 
     at: float
     cpu_s: tuple[float, ...]
-    units: tuple[int, ...]
+    tokens: float
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What one run gave; CPU in the order of the pids, latencies in milliseconds."""
+    """What one run gave; CPU in the order of the pids, latencies (p50, p99) in milliseconds."""
 
     seconds: float
     tokens: float
@@ -52,55 +57,49 @@ class Window:
 
 
 class Meter:
-    """Counts one run's streams. `add` is called once per delta, so it does next to nothing."""
+    """Counts one run's streams for `window_s` seconds. `add` is called once per delta, so it does next to nothing."""
 
-    def __init__(self, streams: int, pids: Sequence[int]) -> None:
-        self.units = [0] * streams
+    def __init__(self, streams: int, pids: Sequence[int], window_s: float) -> None:
+        self.streams = streams
         self.arrivals = array("d")
-        self.started = 0
-        self.ended = asyncio.Event()
-        self.all_ended = asyncio.Event()
-        self._open = streams
-        self._totals = [1.0] * streams
+        self.over = asyncio.Event()
+        """Set once there is nothing more to learn: the window is full, or a stream has ended."""
+        self._started = [False] * streams
+        self._waiting = streams
+        self._tokens = 0.0
         self._pids = tuple(pids)
+        self._window_s = window_s
         self._samples: list[Sample] = []
 
-    def add(self, stream: int, units: int) -> None:
+    def add(self, stream: int, tokens: float) -> None:
         """A delta came."""
         self.arrivals.append(time.time())
-        if not self.units[stream]:
-            self.started += 1
-        self.units[stream] += units
-
-    def end(self, stream: int, tokens: int) -> None:
-        """A stream came to its end, with this many tokens in all."""
-        self._totals[stream] = tokens / max(self.units[stream], 1)
-        self._open -= 1
-        self.ended.set()
-        if not self._open:
-            self.all_ended.set()
+        self._tokens += tokens
+        if not self._started[stream]:
+            self._started[stream] = True
+            self._waiting -= 1
 
     async def sample(self) -> None:
-        """Takes samples until the first stream ends."""
-        while not self.ended.is_set():
-            if self.started == len(self.units):
-                cpu = tuple(map(cpu_s, self._pids))
-                self._samples.append(Sample(time.time(), cpu, tuple(self.units)))
+        """Takes samples until it is over."""
+        while self._waiting and not self.over.is_set():  # noqa: ASYNC110  # `add` must not pay for an event
+            await asyncio.sleep(SAMPLE_INTERVAL_S)
+        await asyncio.sleep(SETTLE_S)
+        until = time.time() + self._window_s
+        while not self.over.is_set():
+            self._samples.append(Sample(time.time(), tuple(map(cpu_s, self._pids)), self._tokens))
+            if time.time() >= until:
+                self.over.set()
             await asyncio.sleep(SAMPLE_INTERVAL_S)
 
     def window(self, pace_ms: float) -> Window | None:
-        """The steady window; None when the run was too short to have one of WINDOW_S_MIN."""
-        settled = [sample for sample in self._samples if sample.at >= self._samples[0].at + SETTLE_S]
-        if not settled or settled[-1].at - settled[0].at < WINDOW_S_MIN:
+        """The steady window; None when streams ended before there was one of WINDOW_S_MIN."""
+        if not self._samples or self._samples[-1].at - self._samples[0].at < WINDOW_S_MIN:
             return None
-        first, last = settled[0], settled[-1]
-        units = np.subtract(last.units, first.units)
-        cpu = np.subtract(last.cpu_s, first.cpu_s)
+        first, last = self._samples[0], self._samples[-1]
         return Window(
             seconds=last.at - first.at,
-            # A unit is worth what it is on the whole stream: 1 token, or the share of a token that a character is.
-            tokens=float(units @ np.array(self._totals)),
-            cpu_s=tuple(map(float, cpu)),
+            tokens=last.tokens - first.tokens,
+            cpu_s=tuple(map(float, np.subtract(last.cpu_s, first.cpu_s))),
             latencies_ms=self._latencies_ms(first.at, last.at, pace_ms),
         )
 

@@ -27,22 +27,19 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from bench.load import Run, TooShort, Transport, run_elsewhere
+from bench.load import Run, Transport, run_elsewhere
 from bench.machine import machine
-from bench.meter import SETTLE_S, Window
+from bench.meter import FAKE_IDS, Window
 from bench.services_under_test import Stack, running
 from cli.model_source import model_directory
 
 SERVICES = ("scheduler", "detokenizer", "tokenizer", "gateway")
 OUT = Path("build/bench/return-path.json")
 KEEPS_UP = 0.95
-TOKENS_MAX = 8000
-START_S = 1.0
 TABLE_WIDTH_MIN = 110
-RATE_GUESS = 15_000.0
 RUN_TIMEOUT_S = 120.0
 # Room for 1,024 streams of the longest answer, so that nothing waits for blocks or a place.
-ENGINE_FLAGS = ("--max-running", "1024", "--max-step-tokens", "2048", "--kv-tokens", str(1 << 23))
+ENGINE_FLAGS = ("--max-running", "1024", "--max-step-tokens", "2048", "--kv-tokens", str(1 << 23), *FAKE_IDS)
 
 Row = dict[str, Any]
 
@@ -96,38 +93,25 @@ async def _measure(cases: Sequence[Case], effort: Effort) -> list[Row]:
             async with running(model_directory(None), *ENGINE_FLAGS, "--fake-pace-ms", str(pace_ms)) as stack:
                 for case in (case for case in cases if case.pace_ms == pace_ms):
                     progress.update(bar, description=str(case))
-                    windows: list[Window] = []
+                    windows = []
                     for _ in range(effort.runs):
-                        windows.append(await _window(stack, case, effort, windows))
+                        windows.append(await _window(stack, case, effort))
                         progress.advance(bar)
                     rows.append(_row(case, windows))
     return rows
 
 
-async def _window(stack: Stack, case: Case, effort: Effort, earlier: Sequence[Window]) -> Window:
-    """One run; how many tokens it takes is guessed from the earlier ones, and tripled while it was too short."""
-    tokens = _tokens(case, effort, earlier)
-    while True:
-        run = Run(
-            transport=case.transport, address=stack.grpc if case.transport == "grpc" else stack.http,
-            model=stack.model, streams=case.streams, tokens=tokens, pace_ms=case.pace_ms,
-            pids=tuple(stack.pids[name] for name in SERVICES),
-        )  # fmt: skip
-        try:
-            return await run_elsewhere(run, RUN_TIMEOUT_S)
-        except TooShort:
-            if tokens >= TOKENS_MAX:
-                raise
-            tokens = min(3 * tokens, TOKENS_MAX)
-
-
-def _tokens(case: Case, effort: Effort, earlier: Sequence[Window]) -> int:
-    """Tokens per stream that should last for one run."""
-    seconds = START_S + SETTLE_S + effort.window_s
-    if case.pace_ms:
-        return min(round(seconds / case.pace_ms * 1000), TOKENS_MAX)
-    rate = median(w.tokens / w.seconds for w in earlier) if earlier else RATE_GUESS / (1 if case.streams > 1 else 5)
-    return min(max(round(rate * seconds / case.streams), 50), TOKENS_MAX)
+async def _window(stack: Stack, case: Case, effort: Effort) -> Window:
+    """One run, and the wait until the services have forgotten it."""
+    run = Run(
+        transport=case.transport, address=stack.grpc if case.transport == "grpc" else stack.http, model=stack.model,
+        streams=case.streams, window_s=effort.window_s, pace_ms=case.pace_ms,
+        pids=tuple(stack.pids[name] for name in SERVICES),
+    )  # fmt: skip
+    try:
+        return await run_elsewhere(run, RUN_TIMEOUT_S)
+    finally:
+        await stack.wait_idle()
 
 
 def _row(case: Case, windows: Sequence[Window]) -> Row:

@@ -11,11 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+import grpc.aio
+
 from cli.readiness import wait_ready
 from cli.stack import Plan, Service, free_ports, services_of
+from tailrace.v1 import admin_pb2, admin_pb2_grpc
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 20.0
+IDLE_TIMEOUT_S = 60.0
+POLL_S = 0.1
 LOG_DIRECTORY = Path("build/bench")
 
 
@@ -27,6 +32,14 @@ class Stack:
     http: str
     model: str
     pids: dict[str, int]
+    admin: dict[str, str]
+
+    async def wait_idle(self) -> None:
+        """Returns once no service remembers a request. Raises TimeoutError."""
+        async with asyncio.timeout(IDLE_TIMEOUT_S):
+            for address in self.admin.values():
+                while await _remembered(address):  # noqa: ASYNC110  # a ledger can only be asked
+                    await asyncio.sleep(POLL_S)
 
 
 @asynccontextmanager
@@ -43,8 +56,9 @@ async def running(model: Path, *engine_flags: str, fake_engine: bool = True) -> 
         for service in services:
             processes.append(await _start(service))  # noqa: PERF401  # what was started must be known if the next fails
         pids = {service.name: process.pid for service, process in zip(services, processes, strict=True)}
+        admin = {service.name: service.admin_address for service in services}
         await asyncio.wait_for(asyncio.gather(*(wait_ready(service.address) for service in services)), START_TIMEOUT_S)
-        yield Stack(f"127.0.0.1:{grpc_port}", f"127.0.0.1:{http_port}", model.name, pids)
+        yield Stack(f"127.0.0.1:{grpc_port}", f"127.0.0.1:{http_port}", model.name, pids, admin)
     finally:
         for process in processes:
             await _stop(process)
@@ -57,6 +71,14 @@ async def _start(service: Service) -> asyncio.subprocess.Process:
             stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
             env={**os.environ, "TAILRACE_PARENT_PID": str(os.getpid())},
         )  # fmt: skip
+
+
+async def _remembered(admin_address: str) -> int:
+    async with grpc.aio.insecure_channel(admin_address) as channel:
+        stub = admin_pb2_grpc.InspectionServiceStub(channel)
+        request = admin_pb2.ListRequestsRequest(page_size=1)
+        answer: admin_pb2.ListRequestsResponse = await stub.ListRequests(request, timeout=IDLE_TIMEOUT_S)
+        return answer.total
 
 
 def _log_of(service: Service) -> BinaryIO:

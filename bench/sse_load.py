@@ -3,95 +3,81 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import cast
 
 import orjson
 
-from bench.meter import Meter
+from bench.meter import CHARACTERS_PER_TOKEN, TOKENS_MAX, Meter
 
 _DONE = b"[DONE]"
 
 
-async def run(address: str, model: str, tokens: int, meter: Meter) -> None:
-    """Opens a stream per entry of the meter and returns when all came to their end. Raises ConnectionError."""
+async def run(address: str, model: str, meter: Meter) -> None:
+    """Opens a stream per entry of the meter and leaves when it has seen enough. Raises ConnectionError."""
     host, _, port = address.rpartition(":")
     loop = asyncio.get_running_loop()
-    cut: asyncio.Future[None] = loop.create_future()
-    connections = [
-        loop.create_connection(_factory(stream, _request(address, model, stream, tokens), meter, cut), host, int(port))
-        for stream in range(len(meter.units))
-    ]
-    opened = await asyncio.gather(*connections)
-    ended = asyncio.ensure_future(meter.all_ended.wait())
-    await asyncio.wait((ended, cut), return_when=asyncio.FIRST_COMPLETED)
+    opened = await asyncio.gather(
+        *(
+            loop.create_connection(partial(_Stream, stream, _request(address, model, stream), meter), host, int(port))
+            for stream in range(meter.streams)
+        )
+    )
+    await meter.over.wait()
+    cut = [stream.received[-300:] for _, stream in opened if stream.cut]
+    if cut:
+        raise ConnectionError(f"{len(cut)} streams were cut, such as after {cut[0]!r}")
     for transport, _ in opened:
         transport.close()
-    if not ended.done():
-        ended.cancel()
-        cut.result()
-
-
-def _factory(stream: int, request: bytes, meter: Meter, cut: asyncio.Future[None]) -> type[asyncio.Protocol]:
-    return lambda: _Stream(stream, request, meter, cut)  # type: ignore[return-value]  # a factory is all that is needed
 
 
 class _Stream(asyncio.Protocol):
-    """One streamed answer; counts characters, which the usage at its end makes into tokens."""
+    """One streamed answer, read for its text."""
 
-    def __init__(self, stream: int, request: bytes, meter: Meter, cut: asyncio.Future[None]) -> None:
+    def __init__(self, stream: int, request: bytes, meter: Meter) -> None:
         self._stream = stream
         self._request = request
         self._meter = meter
-        self._cut = cut
-        self._received = b""
-        self._tokens = 0
-        self._accepted = self._done = False
+        self._accepted = False
+        self.received = b""
+        self.cut = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Asks."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
         self._transport.write(self._request)
 
     def connection_lost(self, error: Exception | None) -> None:
-        if not self._done and not self._cut.done():
-            self._cut.set_exception(ConnectionError(f"stream {self._stream} was cut: {self._received[-500:]!r}"))
+        """Before the meter has seen enough, that is a failure."""
+        self.cut = not self._meter.over.is_set()
+        self._meter.over.set()
 
     def data_received(self, data: bytes) -> None:
+        """An event ends with an empty line. Chunked framing stands between events; what isn't an event is skipped."""
         if not self._accepted:
             self._accepted = data.startswith(b"HTTP/1.1 200")
-        if not self._accepted:
-            self._received += data
-            self._transport.close()
-            return
-        # An event ends with an empty line. Chunked framing stands between events and never inside one of ours; whatever
-        # isn't an event is skipped.
-        *events, self._received = (self._received + data).split(b"\n\n")
-        characters = 0
-        for event in events:
-            start = event.find(b"data: ")
-            if start >= 0:
-                characters += self._read(event[start + 6 :])
-        if characters:
-            self._meter.add(self._stream, characters)
+        *events, self.received = (self.received + data).split(b"\n\n")
+        tokens = sum(map(self._read, events)) if self._accepted else 0
+        if tokens:
+            self._meter.add(self._stream, tokens)
 
-    def _read(self, event: bytes) -> int:
-        if event == _DONE:
-            self._done = True
-            self._meter.end(self._stream, self._tokens)
+    def _read(self, event: bytes) -> float:
+        start = event.find(b"data: ")
+        if start < 0:
             return 0
-        chunk = orjson.loads(event)
-        if chunk.get("usage"):
-            self._tokens = chunk["usage"]["completion_tokens"]
-        if not chunk.get("choices"):
+        if event.endswith(_DONE):
+            self._meter.over.set()
             return 0
-        return len(chunk["choices"][0]["delta"].get("content") or "")
+        choices = orjson.loads(event[start + 6 :]).get("choices")
+        return len(choices[0]["delta"].get("content") or "") / CHARACTERS_PER_TOKEN if choices else 0
 
 
-def _request(address: str, model: str, stream: int, tokens: int) -> bytes:
+def _request(address: str, model: str, stream: int) -> bytes:
     body = orjson.dumps(
         {
             "model": model,
             "messages": [{"role": "user", "content": f"Stream {stream} of many"}],
-            "max_tokens": tokens,
+            "max_tokens": TOKENS_MAX,
             "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
