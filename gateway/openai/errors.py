@@ -67,7 +67,7 @@ def reply_of(error: TailraceError, names: Mapping[str, str] | None = None) -> Er
         param = parameter_of(error.field, names or {}) or None
         message = f"{param}: {error.reason_text}" if param else error.reason_text
     elif isinstance(error, NotFound) and error.what.startswith("model "):
-        param, code = "model", "model_not_found"
+        param, code, message = "model", "model_not_found", f"there is no {error.what}"
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     pause = math.ceil(error.retry_after_s) if isinstance(error, Overloaded | Unavailable) else None
     return ErrorReply(status, {"error": {"message": message, "type": kind, "param": param, "code": code}}, pause)
