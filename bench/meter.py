@@ -17,6 +17,8 @@ import numpy as np
 
 SAMPLE_INTERVAL_S = 0.05
 SETTLE_S = 0.3
+START_TIMEOUT_S = 30.0
+"""A machine that can't keep up may never have them all at once; then the window begins with those that flow."""
 WINDOW_S_MIN = 0.5
 TOKENS_MAX = 8000
 """Asked for per stream: near the context's end, so that streams outlast the window and are left then."""
@@ -81,7 +83,8 @@ class Meter:
 
     async def sample(self) -> None:
         """Takes samples until it is over."""
-        while self._waiting and not self.over.is_set():  # noqa: ASYNC110  # `add` must not pay for an event
+        begin_by = time.time() + START_TIMEOUT_S
+        while self._waiting and time.time() < begin_by and not self.over.is_set():  # noqa: ASYNC110  # `add` is hot
             await asyncio.sleep(SAMPLE_INTERVAL_S)
         await asyncio.sleep(SETTLE_S)
         until = time.time() + self._window_s
