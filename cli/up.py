@@ -17,7 +17,7 @@ from cli.server_address import in_plain_words
 from cli.stack import Plan, PortTaken, Service, services_of
 from cli.supervisor import Supervisor
 from cli.terminal import Terminal
-from tailrace.client import Client, ClientError
+from tailrace.client import Client, ClientError, Model
 
 STOP_MARGIN_S = 10.0
 STATUS_INTERVAL_S = 0.1
@@ -65,7 +65,7 @@ async def _welcome(terminal: Terminal, plan: Plan, services: Sequence[Service], 
     try:
         async with Client(address) as client:
             model = (await client.list_models())[0]
-        terminal.plain(_where(plan, services))
+        terminal.plain(_where(plan, services, model))
         if demo:
             await show_answer(terminal, address)
             terminal.plain(how_to_call(http_port=plan.http_port, grpc_port=plan.grpc_port, model=model.model_id))
@@ -73,9 +73,10 @@ async def _welcome(terminal: Terminal, plan: Plan, services: Sequence[Service], 
         terminal.warn(in_plain_words(error, address))
 
 
-def _where(plan: Plan, services: Sequence[Service]) -> str:
+def _where(plan: Plan, services: Sequence[Service], model: Model) -> str:
     metrics = "  ".join(f"{service.name} :{service.metrics_port}" for service in services)
     return (
+        f"  model        {model.model_id}, up to {model.context_length:,} tokens a sequence\n"
         f"  OpenAI API   http://{plan.host}:{plan.http_port}/v1\n"
         f"  gRPC         {plan.host}:{plan.grpc_port}\n"
         f"  /metrics     {metrics}"

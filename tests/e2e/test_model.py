@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -36,14 +37,10 @@ async def client(stack: Stack) -> AsyncIterator[Client]:
 
 async def test_the_openai_client_streams_a_sensible_answer(stack: Stack) -> None:
     async with openai.AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="none") as api:
-        stream = await api.chat.completions.create(
-            model=stack.model, messages=QUESTION, temperature=0, max_tokens=30, stream=True,  # type: ignore[arg-type]
-            stream_options={"include_usage": True},
-        )  # fmt: skip
+        options: dict[str, Any] = {"model": stack.model, "messages": QUESTION, "temperature": 0, "max_tokens": 30}
+        stream = await api.chat.completions.create(**options, stream=True, stream_options={"include_usage": True})
         chunks = [chunk async for chunk in stream]
-        whole = await api.chat.completions.create(
-            model=stack.model, messages=QUESTION, temperature=0, max_tokens=30,  # type: ignore[arg-type]
-        )  # fmt: skip
+        whole = await api.chat.completions.create(**options)
     text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
     assert "Paris" in text
     assert whole.choices[0].message.content == text

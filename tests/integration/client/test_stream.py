@@ -89,6 +89,7 @@ async def test_an_unknown_option_is_a_mistake(client: Client) -> None:
         pytest.param(WHOLE[1:], id="no Started"),
         pytest.param([started(), *WHOLE], id="Started twice"),
         pytest.param([*WHOLE[:4], finish(3), completed(3)], id="Finish twice"),
+        pytest.param([*WHOLE[:2], *WHOLE[3:]], id="the last delta is missing"),
         pytest.param([*WHOLE[:4], delta("x", [4], 4, 4), completed(4)], id="a delta after the Finish"),
         pytest.param([*WHOLE[:3], completed(3)], id="Completed without Finish"),
         pytest.param([*WHOLE, completed(3)], id="something after Completed"),

@@ -53,7 +53,9 @@ class StreamLaw:
     def _check_finish(self, finish: Finish) -> None:
         self._check_open(finish.choice)
         tokens, _ = self._offsets[finish.choice]
-        _require(finish.output_tokens >= tokens, f"choice {finish.choice}: fewer output tokens than were sent")
+        _require(
+            finish.output_tokens == tokens, f"choice {finish.choice}: {tokens} of {finish.output_tokens} tokens came"
+        )
         self._finished[finish.choice] = True
 
     def _check_open(self, choice: int) -> None:
