@@ -18,6 +18,10 @@ EndStream = Callable[[Entry, bool], None]
 """Told when a stream has ended on the caller's side: the entry, and whether the caller had the terminal event."""
 
 
+MAX_BURIED = 16_384
+"""Streams of one gateway that were released before they were opened; beyond it the oldest is forgotten."""
+
+
 class GatewayStream:
     """One answer on its way to a gateway; a Reader of its entry."""
 
@@ -50,13 +54,14 @@ class GatewayStream:
 class Gateway:
     """One incarnation of a gateway. `lost_at`: since when it has no call, monotonic seconds; None while it has one."""
 
-    __slots__ = ("call", "epoch", "lost_at", "streams")
+    __slots__ = ("_buried", "call", "epoch", "lost_at", "streams")
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
         self.streams: dict[int, GatewayStream] = {}
         self.call: GatewayCall | None = None
         self.lost_at: float | None = None
+        self._buried: dict[int, None] = {}
 
     def add(self, stream_id: int, entry: Entry) -> GatewayStream:
         """A stream for an entry; `check_new` has said that its number is free."""
@@ -66,9 +71,17 @@ class Gateway:
         return stream
 
     def check_new(self, stream_id: int) -> None:
-        """Raises AlreadyExists for a number that is in use."""
+        """Raises AlreadyExists for a number that is in use, Superseded for one whose caller has already left."""
         if stream_id in self.streams:
             raise AlreadyExists(f"stream {stream_id}")
+        if stream_id in self._buried:
+            raise Superseded("the caller left before the request was opened")
+
+    def bury(self, stream_id: int) -> None:
+        """The caller of a stream that is not known has left: should its Open come late, it is refused."""
+        self._buried[stream_id] = None
+        if len(self._buried) > MAX_BURIED:
+            del self._buried[next(iter(self._buried))]
 
     def remove(self, stream_id: int) -> GatewayStream | None:
         """Takes a stream out; None when it is not known, which is to say already out."""
@@ -161,11 +174,15 @@ class Gateways:
             gateway.lost_at = now
 
     def release(self, epoch: int, stream_id: int, *, delivered: bool) -> None:
-        """A stream has ended on the caller's side; one that is not known is already out."""
+        """A stream has ended on the caller's side; one that is not known is out already, or its Open is yet to come."""
         gateway = self._gateways.get(epoch)
-        stream = gateway.remove(stream_id) if gateway is not None else None
+        if gateway is None:
+            return
+        stream = gateway.remove(stream_id)
         if stream is not None:
             self._end_stream(stream.entry, delivered)
+        elif not delivered:
+            gateway.bury(stream_id)
 
     def close(self) -> None:
         """The process stops: every call ends once its gateway has everything."""

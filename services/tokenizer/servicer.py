@@ -12,7 +12,7 @@ from services.protocol.wire import started_to_wire
 from services.runtime.clock import Clock
 from services.runtime.errors import InvalidRequest, Unsupported, answering
 from services.tokenizer.columns import EventColumns
-from services.tokenizer.gateway_streams import Gateway, Gateways
+from services.tokenizer.gateway_streams import Gateway, Gateways, GatewayStream
 from services.tokenizer.shell import OpenPb, Shell
 from services.tokenizer.wire import event_batch_to_wire
 from tailrace.v1 import tokenizer_pb2, tokenizer_pb2_grpc
@@ -33,7 +33,6 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         """Accepts a request on a new stream of the gateway."""
         async with answering(context, stream_id=request.stream_id):
             gateway = self._gateways.get(request.gateway_epoch)
-            gateway.check_new(request.stream_id)
             return await self._open(gateway, _request_of(request), request)
 
     async def Attach(self, request: tokenizer_pb2.AttachRequest, context: Context) -> tokenizer_pb2.AttachResponse:
@@ -81,16 +80,22 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
     async def _open(
         self, gateway: Gateway, pb: OpenPb, request: tokenizer_pb2.OpenRequest
     ) -> tokenizer_pb2.OpenResponse:
-        deadline_s = request.deadline_in_ms / 1000 if request.deadline_in_ms else None
+        def check() -> None:
+            gateway.check_new(request.stream_id)
+
+        check()
+        added: list[GatewayStream] = []
         try:
             entry = await self._shell.open(
                 pb,
                 tenant=request.tenant,
-                deadline_s=deadline_s,
-                add_reader=lambda entry: gateway.add(request.stream_id, entry),
+                deadline_s=request.deadline_in_ms / 1000 if request.deadline_in_ms else None,
+                add_reader=lambda entry: added.append(gateway.add(request.stream_id, entry)),
+                check=check,
             )
         except BaseException:
-            gateway.remove(request.stream_id)
+            for stream in added:
+                gateway.remove(stream.stream_id)
             raise
         return tokenizer_pb2.OpenResponse(epoch=self._hello.epoch, started=started_to_wire(entry.started))
 

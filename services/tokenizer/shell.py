@@ -86,9 +86,18 @@ class Shell:
 
     # -- requests
 
-    async def open(self, pb: OpenPb, *, tenant: str, deadline_s: float | None, add_reader: AddReader) -> Entry:
+    async def open(
+        self,
+        pb: OpenPb,
+        *,
+        tenant: str,
+        deadline_s: float | None,
+        add_reader: AddReader,
+        check: Callable[[], object] = lambda: None,
+    ) -> Entry:
         """Accepts a request; `add_reader` is called once it is in the ledger, before anything of it can come.
 
+        `check` is called just before that, and may refuse it: encoding took its time, and the caller may have left.
         Raises a TailraceError when it is refused, and then nothing of it is left here.
         """
         request = self._parse(pb)
@@ -99,6 +108,7 @@ class Shell:
         ids = await self._prompt_ids(request)
         pinned = pin(request, ids, context_length=self.context_length, random_bits=secrets.randbits)
         self._check_open()
+        check()
         entry, effects = self._ledger.open(
             pinned,
             tenant=tenant,

@@ -76,6 +76,13 @@ async def test_a_caller_that_leaves_while_submit_is_on_its_way_leaves_nothing(sy
     assert system.engine.sequences == {}
 
 
+async def test_a_release_that_overtakes_its_open_leaves_nothing(system: System, gateway: Gateway) -> None:
+    await gateway.release(1, delivered=False)
+    assert isinstance(await refusal(gateway.open(1)), Superseded)
+    assert system.engine.submits == []
+    assert system.app.open_requests() == 0
+
+
 async def test_an_aborted_id_can_be_used_again_at_once_and_the_first_abort_does_not_touch_it(
     system: System, gateway: Gateway
 ) -> None:

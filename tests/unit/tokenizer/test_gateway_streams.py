@@ -7,7 +7,7 @@ from services.protocol.sender import MAX_BATCH_BYTES
 from services.runtime.error_tree import AlreadyExists, InvalidRequest, PreconditionFailed, Superseded, Unavailable
 from services.tokenizer.columns import EventColumns
 from services.tokenizer.entry import Entry
-from services.tokenizer.gateway_streams import Gateways
+from services.tokenizer.gateway_streams import MAX_BURIED, Gateways
 from tests.unit.tokenizer.world import World
 
 
@@ -87,6 +87,24 @@ async def test_a_stream_ends_once_however_often_it_is_released(book: Book) -> No
     book.gateways.release(1, 6, delivered=True)
     book.gateways.release(2, 5, delivered=True)
     assert book.ended == [(entry, True)]
+
+
+async def test_a_release_that_overtakes_its_open_keeps_it_out(book: Book) -> None:
+    book.gateways.connect(1)
+    gateway = book.gateways.get(1)
+    book.gateways.release(1, 5, delivered=False)
+    with pytest.raises(Superseded):
+        gateway.check_new(5)
+    gateway.check_new(6)
+
+
+async def test_the_streams_buried_are_bounded(book: Book) -> None:
+    book.gateways.connect(1)
+    for stream_id in range(MAX_BURIED + 1):
+        book.gateways.release(1, stream_id, delivered=False)
+    book.gateways.get(1).check_new(0)
+    with pytest.raises(Superseded):
+        book.gateways.get(1).check_new(1)
 
 
 async def test_a_new_call_replays_every_stream_from_its_start_and_live_ones_go_first(book: Book) -> None:
