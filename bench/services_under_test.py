@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +13,17 @@ from typing import BinaryIO
 
 import grpc.aio
 
+from bench.meter import cpu_s
 from cli.readiness import wait_ready
 from cli.stack import Plan, Service, free_ports, services_of
 from tailrace.v1 import admin_pb2, admin_pb2_grpc
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 20.0
+SETTLE_ROUND_S = 1.0
+SETTLE_ROUNDS_MAX = 20
+SETTLED_SHARE = 0.1
+"""Of one core, for all four together."""
 IDLE_TIMEOUT_S = 60.0
 POLL_S = 0.1
 LOG_DIRECTORY = Path("build/bench")
@@ -58,10 +63,20 @@ async def running(model: Path, *engine_flags: str, fake_engine: bool = True) -> 
         pids = {service.name: process.pid for service, process in zip(services, processes, strict=True)}
         admin = {service.name: service.admin_address for service in services}
         await asyncio.wait_for(asyncio.gather(*(wait_ready(service.address) for service in services)), START_TIMEOUT_S)
+        await _settle(pids)
         yield Stack(f"127.0.0.1:{grpc_port}", f"127.0.0.1:{http_port}", model.name, pids, admin)
     finally:
         for process in processes:
             await _stop(process)
+
+
+async def _settle(pids: Mapping[str, int]) -> None:
+    """Waits, for a while at most, until what they do in the background after their start is done."""
+    for _ in range(SETTLE_ROUNDS_MAX):
+        before = sum(map(cpu_s, pids.values()))
+        await asyncio.sleep(SETTLE_ROUND_S)
+        if sum(map(cpu_s, pids.values())) - before <= SETTLED_SHARE * SETTLE_ROUND_S:
+            return
 
 
 async def _start(service: Service) -> asyncio.subprocess.Process:
