@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.runtime.error_tree import InvalidRequest
+from services.runtime.error_tree import InvalidRequest, Overloaded
 from services.scheduler.engine.api import EngineInfo
 from services.scheduler.submission import Submission
 
@@ -46,6 +47,23 @@ class Limits:
     def max_open(self) -> int:
         """Sequences that may be waiting or running."""
         return self.max_running + self.max_waiting
+
+
+def check_load(
+    submission: Submission, limits: Limits, open_sequences: int, held: int, retry_after_s: Callable[[int], float]
+) -> None:
+    """Raises Overloaded while there is no place, InvalidRequest where there never is; a continuation always has one."""
+    places = len(submission.choices)
+    if places > limits.max_open:
+        raise InvalidRequest("choices", f"must be at most {limits.max_open}, not {places}")
+    # A continuation was admitted once: its caller already has part of the answer.
+    if submission.continues:
+        return
+    if (excess := open_sequences + places - limits.max_open) > 0:
+        message = f"the queue is full: {open_sequences} sequences are open"
+        raise Overloaded(message, retry_after_s(excess), reason="QUEUE_FULL")
+    if held + places > limits.max_held:
+        raise Overloaded(f"{held} sequences are held and not released", reason="HELD_FULL")
 
 
 def longest_sequence(info: EngineInfo) -> int:

@@ -6,19 +6,22 @@ between the two; a sequence that is in the running step then ends when that step
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as AnySequence
-from dataclasses import replace
+from functools import partial
+from itertools import count
 
 from services.protocol.events import FinishReason
-from services.runtime.error_tree import InvalidRequest, Overloaded, PreconditionFailed
-from services.scheduler.admission import EndRate, Limits, Tombstones, output_limit
+from services.runtime.error_tree import PreconditionFailed
+from services.scheduler.admission import EndRate, Limits, Tombstones, check_load, output_limit
+from services.scheduler.attempts import Attempts
 from services.scheduler.batch import Batch, Plan
+from services.scheduler.deadlines import Deadlines
 from services.scheduler.effects import Effect, Ended, Load, Opened, Progressed, Released
 from services.scheduler.ending import cut_short, failure_end, natural_end
 from services.scheduler.engine.api import EngineInfo, Failed, FailureKind, Logprobs, Sampled, SequenceKey
 from services.scheduler.kv.pool import BlockPool
+from services.scheduler.opening import open_attempt
 from services.scheduler.sequence import Attempt, Sequence
 from services.scheduler.state import (
     AttemptEvent,
@@ -27,7 +30,7 @@ from services.scheduler.state import (
     SequencePhase,
     next_attempt_phase,
 )
-from services.scheduler.submission import ChoiceStart, Submission
+from services.scheduler.submission import Submission
 from services.scheduler.token_log import End, TokenLog
 
 NO_LOGPROBS = Logprobs(-1e30, (), ())
@@ -40,18 +43,21 @@ class SchedulerCore:
     def __init__(self, info: EngineInfo, limits: Limits) -> None:
         self.info = info
         self.limits = limits
-        self.attempts: dict[int, Attempt] = {}
         self.stepped_at = 0.0
         self._batch = Batch(BlockPool(info.total_blocks), info.block_size, limits)
-        self._tombstones = Tombstones(ttl_s=limits.tombstone_ttl_s, max_count=limits.max_tombstones)
+        self._attempts = Attempts(Tombstones(ttl_s=limits.tombstone_ttl_s, max_count=limits.max_tombstones))
         self._rate = EndRate()
         self._ended: list[End] = []
-        self._deadlines: list[tuple[float, int]] = []
+        self._deadlines = Deadlines()
         self._leaving: dict[SequenceKey, tuple[Sequence, FinishReason]] = {}
         self._stepping: Plan | None = None
-        self._next_key = 0
-        self._held = 0
+        self._keys = count(1)
         self._open = 0
+
+    @property
+    def attempts(self) -> Mapping[int, Attempt]:
+        """Those that are not released, by id, oldest first."""
+        return self._attempts.by_id
 
     @property
     def has_work(self) -> bool:
@@ -66,17 +72,17 @@ class SchedulerCore:
     @property
     def held_sequences(self) -> int:
         """Sequences of all attempts that are not released."""
-        return self._held
+        return self._attempts.held
 
     @property
     def tombstones(self) -> int:
         """Attempts that a late Submit would be refused for."""
-        return len(self._tombstones)
+        return len(self._attempts.tombstones)
 
     @property
     def next_deadline(self) -> float | None:
         """When `expire` should be called at the latest."""
-        return self._deadlines[0][0] if self._deadlines else None
+        return self._deadlines.next
 
     def load(self) -> Load:
         """Where it stands now."""
@@ -94,15 +100,16 @@ class SchedulerCore:
 
         Raises InvalidRequest for what can never be served, PreconditionFailed for a released attempt, Overloaded.
         """
-        self._tombstones.forget_old(now)
-        phase = self._attempt_phase(submission.attempt_id)
+        self._attempts.tombstones.forget_old(now)
+        phase = self._attempts.phase(submission.attempt_id)
         if next_attempt_phase(phase, AttemptEvent.SUBMIT) is AttemptPhase.RELEASED:
             raise PreconditionFailed(f"attempt {submission.attempt_id:#x} was released before it came")
         if phase is not AttemptPhase.UNKNOWN:
             return []
         limit = output_limit(submission, self.info)
-        self._check_load(submission, now)
-        return self._accept(submission, limit, now)
+        retry_after_s = partial(self._rate.retry_after_s, now=now)
+        check_load(submission, self.limits, self._open, self._attempts.held, retry_after_s)
+        return self._accept(open_attempt(submission, limit, self.info, self._next_key, now), now)
 
     def abort(self, attempt_ids: Iterable[int], reason: FinishReason, now: float) -> list[Effect]:
         """Stops attempts: at once where no step uses them, otherwise when it is applied. Unknown ones are buried."""
@@ -110,7 +117,7 @@ class SchedulerCore:
         for attempt_id in attempt_ids:
             attempt = self.attempts.get(attempt_id)
             if attempt is None:
-                self._bury(attempt_id, AttemptEvent.ABORT, now)
+                self._attempts.bury(attempt_id, AttemptEvent.ABORT, now)
             else:
                 attempt.move(AttemptEvent.ABORT)
                 logs += self._stop(attempt, reason, now)
@@ -120,22 +127,20 @@ class SchedulerCore:
         """Stops and forgets attempts; each leaves a tombstone."""
         effects: list[Effect] = []
         for attempt_id in attempt_ids:
-            attempt = self.attempts.pop(attempt_id, None)
+            attempt = self.attempts.get(attempt_id)
             if attempt is None:
-                self._bury(attempt_id, AttemptEvent.RELEASE, now)
+                self._attempts.bury(attempt_id, AttemptEvent.RELEASE, now)
                 effects.append(Released(attempt_id, None))
-                continue
-            self._stop(attempt, FinishReason.ABORTED, now)
-            attempt.move(AttemptEvent.RELEASE)
-            effects.append(self._forget(attempt, now))
-        self._prune_deadlines()
+            else:
+                effects.append(self._forget(attempt, now))
+        self._deadlines.prune(self.attempts, len(self.attempts))
         return effects + self._effects([])
 
     def expire(self, now: float) -> list[Effect]:
         """Ends what has passed its deadline, wherever it stands."""
         logs: list[TokenLog] = []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            attempt = self.attempts.get(heapq.heappop(self._deadlines)[1])
+        for attempt_id in self._deadlines.take_due(now):
+            attempt = self.attempts.get(attempt_id)
             if attempt is not None:
                 logs += self._stop(attempt, FinishReason.DEADLINE, now)
         return self._effects(logs)
@@ -171,78 +176,25 @@ class SchedulerCore:
     def check_integrity(self) -> None:
         """Raises AssertionError when any account is wrong; walks everything that is held."""
         self._batch.check_integrity(sequence for sequence, _ in self._leaving.values())
-        held = [s for attempt in self.attempts.values() for s in attempt.sequences]
-        assert self._held == len(held)
-        for attempt in self.attempts.values():
-            still_open = sum(s.phase is not SequencePhase.ENDED for s in attempt.sequences)
-            assert attempt.open_sequences == still_open
-            assert (attempt.phase is AttemptPhase.ENDED) == (still_open == 0)
+        self._attempts.check_integrity()
         if not self._open:
             self.check_idle()
 
     # Accepting
 
-    def _attempt_phase(self, attempt_id: int) -> AttemptPhase:
-        if attempt_id in self.attempts:
-            return self.attempts[attempt_id].phase
-        return AttemptPhase.RELEASED if attempt_id in self._tombstones else AttemptPhase.UNKNOWN
-
-    def _check_load(self, submission: Submission, now: float) -> None:
-        places, limits = len(submission.choices), self.limits
-        if places > limits.max_open:
-            raise InvalidRequest("choices", f"must be at most {limits.max_open}, not {places}")
-        # A continuation was admitted once: its caller already has part of the answer.
-        if submission.continues:
-            return
-        if self._open + places > limits.max_open:
-            retry_after_s = self._rate.retry_after_s(self._open + places - limits.max_open, now)
-            raise Overloaded(f"the queue is full: {self._open} sequences are open", retry_after_s, reason="QUEUE_FULL")
-        if self._held + places > limits.max_held:
-            raise Overloaded(f"{self._held} sequences are held and not released", reason="HELD_FULL")
-
-    def _accept(self, submission: Submission, limit: int, now: float) -> list[Effect]:
-        phase = next_attempt_phase(AttemptPhase.UNKNOWN, AttemptEvent.SUBMIT)
-        deadline = None if submission.deadline_in_s is None else now + submission.deadline_in_s
-        attempt = Attempt(submission, now, deadline, phase)
-        attempt.sequences = [self._new_sequence(attempt, start, limit, now) for start in submission.choices]
-        attempt.open_sequences = len(attempt.sequences)
-        self.attempts[submission.attempt_id] = attempt
-        self._held += len(attempt.sequences)
+    def _accept(self, attempt: Attempt, now: float) -> list[Effect]:
+        self._attempts.add(attempt)
         self._open += len(attempt.sequences)
-        if deadline is not None:
-            heapq.heappush(self._deadlines, (deadline, submission.attempt_id))
+        if attempt.deadline is not None:
+            self._deadlines.add(attempt.deadline, attempt.submission.attempt_id)
         for sequence in attempt.sequences:
             self._batch.enqueue(sequence)
             self._judge_output_so_far(sequence, now)
-        return [Opened(submission.route, [sequence.log for sequence in attempt.sequences]), *self._effects([])]
+        logs = [sequence.log for sequence in attempt.sequences]
+        return [Opened(attempt.submission.route, logs), *self._effects([])]
 
-    def _new_sequence(self, attempt: Attempt, start: ChoiceStart, limit: int, now: float) -> Sequence:
-        submission = attempt.submission
-        self._next_key += 1
-        with_logprobs = submission.sampling.logprobs is not None
-        eos_ids = () if submission.ignore_eos else self.info.eos_token_ids
-        stop_ids = tuple(dict.fromkeys((*eos_ids, *submission.stop_token_ids)))
-        log = TokenLog(
-            SequenceKey(self._next_key),
-            submission.attempt_id,
-            start.choice,
-            submission.route,
-            replace(submission.text, end_token_ids=stop_ids),
-            with_logprobs=with_logprobs,
-        )
-        log.ids.extend(start.output_ids)
-        if log.logprobs is not None:
-            log.logprobs += start.output_logprobs
-        suppressible = stop_ids if submission.min_tokens else ()
-        return Sequence(
-            attempt=attempt,
-            log=log,
-            spec=replace(submission.sampling, choice=start.choice, suppressible_ids=suppressible),
-            limit=limit,
-            min_tokens=submission.min_tokens,
-            stop_ids=frozenset(stop_ids),
-            changed_at=now,
-        )
+    def _next_key(self) -> SequenceKey:
+        return SequenceKey(next(self._keys))
 
     def _judge_output_so_far(self, sequence: Sequence, now: float) -> None:
         """A continuation may have all its output already: its scheduler died before the end was told."""
@@ -355,20 +307,7 @@ class SchedulerCore:
     # Releasing
 
     def _forget(self, attempt: Attempt, now: float) -> Released:
-        submission = attempt.submission
-        self._held -= len(attempt.sequences)
-        self._tombstones.add(submission.attempt_id, now)
+        self._stop(attempt, FinishReason.ABORTED, now)
+        self._attempts.release(attempt, now)
         logs = [sequence.log for sequence in attempt.sequences]
-        for log in logs:
-            log.released = True
-        return Released(submission.attempt_id, submission.route, logs)
-
-    def _bury(self, attempt_id: int, event: AttemptEvent, now: float) -> None:
-        assert next_attempt_phase(self._attempt_phase(attempt_id), event) is AttemptPhase.RELEASED
-        self._tombstones.add(attempt_id, now)
-
-    def _prune_deadlines(self) -> None:
-        """Deadlines of released attempts go in bulk: a far one would otherwise be kept for its whole time."""
-        if len(self._deadlines) > 2 * len(self.attempts) + 64:
-            self._deadlines = [entry for entry in self._deadlines if entry[1] in self.attempts]
-            heapq.heapify(self._deadlines)
+        return Released(attempt.submission.attempt_id, attempt.submission.route, logs)
