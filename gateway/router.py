@@ -38,6 +38,6 @@ class Router:
         if why := mismatch(self._ours, theirs):
             return why
         for link in self.links:
-            if link.ready and link.peer is not None and (why := mismatch(link.peer, theirs)):
+            if link.connected and link.peer is not None and (why := mismatch(link.peer, theirs)):
                 return f"{why} (as tokenizer {link.address} has it)"
         return None

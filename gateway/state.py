@@ -1,7 +1,7 @@
 """The two lives that a gateway watches, as tables: a link to a tokenizer, and a caller's stream.
 
-    link:    DOWN ──CALLED──▸ GREETING ──HELLO──▸ READY ──LOST──▸ DOWN
-                                 ├──LOST──▸ DOWN
+    link:    DOWN ──CALLED──▸ GREETING ──HELLO──▸ IDLE ⇄ READY          (ABLE, UNABLE)
+                                 ├──LOST──▸ DOWN ◂──LOST──┴───┘
                                  └──MISFIT──▸ UNFIT ──CALLED──▸ GREETING
 
     stream:  OPENING ──ACCEPTED──▸ OPEN ──END──▸ ENDED ──CLOSE──▸ CLOSED
@@ -22,6 +22,7 @@ class LinkPhase(Enum):
 
     DOWN = "down"  # no call, or one that went silent
     GREETING = "greeting"  # called, its hello is awaited
+    IDLE = "idle"  # connected, and can't take new requests: it has no route to a scheduler
     READY = "ready"  # new requests may go there
     UNFIT = "unfit"  # it answers, and must not be used: another model or protocol
 
@@ -31,6 +32,8 @@ class LinkEvent(Enum):
 
     CALLED = "called"
     HELLO = "hello"
+    ABLE = "able"
+    UNABLE = "unable"
     MISFIT = "misfit"
     LOST = "lost"
 
@@ -59,9 +62,14 @@ class UnexpectedEvent(RuntimeError):
 LINK_TRANSITIONS = MappingProxyType(
     {
         (LinkPhase.DOWN, LinkEvent.CALLED): LinkPhase.GREETING,
-        (LinkPhase.GREETING, LinkEvent.HELLO): LinkPhase.READY,
+        (LinkPhase.GREETING, LinkEvent.HELLO): LinkPhase.IDLE,
         (LinkPhase.GREETING, LinkEvent.MISFIT): LinkPhase.UNFIT,
         (LinkPhase.GREETING, LinkEvent.LOST): LinkPhase.DOWN,
+        (LinkPhase.IDLE, LinkEvent.ABLE): LinkPhase.READY,
+        (LinkPhase.IDLE, LinkEvent.UNABLE): LinkPhase.IDLE,
+        (LinkPhase.IDLE, LinkEvent.LOST): LinkPhase.DOWN,
+        (LinkPhase.READY, LinkEvent.ABLE): LinkPhase.READY,
+        (LinkPhase.READY, LinkEvent.UNABLE): LinkPhase.IDLE,
         (LinkPhase.READY, LinkEvent.LOST): LinkPhase.DOWN,
         (LinkPhase.UNFIT, LinkEvent.CALLED): LinkPhase.GREETING,
     }

@@ -91,6 +91,11 @@ class TokenizerLink:
         """Whether new requests may go there."""
         return self.phase is LinkPhase.READY
 
+    @property
+    def connected(self) -> bool:
+        """Whether its events come, new requests or not."""
+        return self.phase in (LinkPhase.READY, LinkPhase.IDLE)
+
     async def run(self) -> None:
         """Keeps the event call open and sends releases, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
@@ -148,7 +153,7 @@ class TokenizerLink:
             try:
                 await self._call()
             except LinkLost as lost:
-                if self.phase is LinkPhase.READY:
+                if self.connected:
                     pause_s = RECONNECT_S_MIN
                 self._lose(lost)
             await asyncio.sleep(pause_s)
@@ -185,10 +190,13 @@ class TokenizerLink:
             raise Misfit(why)
         self._forget_older(peer.epoch)
         self.peer, self._lost_at = peer, None
-        self._move(LinkEvent.HELLO, "")
+        self._move(LinkEvent.HELLO, "waiting for its readiness")
         _log.info("tokenizer connected", address=self.address, model=peer.model_id, version=peer.software_version)
 
     def _receive(self, response: tokenizer_pb2.StreamEventsResponse) -> None:
+        if response.HasField("readiness"):
+            readiness = response.readiness
+            self._move(LinkEvent.ABLE if readiness.ready else LinkEvent.UNABLE, readiness.why_not)
         if not response.HasField("batch"):
             return
         try:

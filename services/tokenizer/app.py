@@ -18,7 +18,7 @@ from services.tokenizer.chat_template import ChatTemplate
 from services.tokenizer.config import Config
 from services.tokenizer.core import Ledger
 from services.tokenizer.encoder import Encoder
-from services.tokenizer.gateway_streams import Gateways
+from services.tokenizer.gateway_streams import Gateways, Readiness
 from services.tokenizer.local import LocalRequests
 from services.tokenizer.observer import Observer
 from services.tokenizer.servicer import TokenizerServicer
@@ -119,3 +119,4 @@ class TokenizerApp:
         ready = any(link.live for link in self._links.values())
         why = "; ".join(f"scheduler {link.address}: {link.why_not}" for link in self._links.values() if not link.live)
         self._runtime.set_ready(ready, "" if ready else why)
+        self._gateways.tell(Readiness(ready, "" if ready else why))

@@ -7,6 +7,7 @@ another and gets its streams from their beginning (it compares); without one for
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 from services.protocol.outbox import Outbox
 from services.protocol.sender import MAX_BATCH_BYTES, Sender
@@ -91,14 +92,28 @@ class Gateway:
         return stream
 
 
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Whether new requests can be served now; `why_not` is for people."""
+
+    ready: bool
+    why_not: str = ""
+
+
 class GatewayCall:
     """One StreamEvents call: takes what is beyond its streams' cursors, live ones before those replayed."""
 
-    def __init__(self, streams: Iterable[GatewayStream]) -> None:
+    def __init__(self, streams: Iterable[GatewayStream], readiness: Readiness) -> None:
         self._outbox: Outbox[GatewayStream] = Outbox(streams)
+        self._readiness: Readiness | None = readiness
         self._superseded = False
         self._closing = False
-        self.sender: Sender[EventColumns] = Sender(self.take, EventColumns)
+        self.sender: Sender[EventColumns | Readiness] = Sender(self.take, EventColumns)
+
+    def tell(self, readiness: Readiness) -> None:
+        """The readiness has changed."""
+        self._readiness = readiness
+        self.sender.wake()
 
     def mark(self, stream: GatewayStream) -> None:
         """The stream has something new."""
@@ -115,13 +130,16 @@ class GatewayCall:
         self._closing = True
         self.sender.wake()
 
-    def take(self) -> EventColumns | None:
+    def take(self) -> EventColumns | Readiness | None:
         """The next message, or None when there is nothing. Raises Superseded once a newer call has come.
 
         Raises Unavailable once the process stops and everything is taken.
         """
         if self._superseded:
             raise Superseded("a newer StreamEvents call of this gateway has come")
+        if self._readiness is not None:
+            readiness, self._readiness = self._readiness, None
+            return readiness
         columns = EventColumns()
         live = iter(self._outbox.take_live())
         for stream in live:
@@ -142,6 +160,7 @@ class Gateways:
         self._end_stream = end_stream
         self._grace_s = grace_s
         self._gateways: dict[int, Gateway] = {}
+        self._readiness = Readiness(False, "it is starting")
 
     def __iter__(self) -> Iterator[Gateway]:
         return iter(self._gateways.values())
@@ -162,7 +181,7 @@ class Gateways:
             gateway.call.supersede()
         for stream in gateway.streams.values():
             stream.rewind()
-        gateway.call = GatewayCall(gateway.streams.values())
+        gateway.call = GatewayCall(gateway.streams.values(), self._readiness)
         gateway.lost_at = None
         return gateway.call
 
@@ -183,6 +202,15 @@ class Gateways:
             self._end_stream(stream.entry, delivered)
         elif not delivered:
             gateway.bury(stream_id)
+
+    def tell(self, readiness: Readiness) -> None:
+        """Whether new requests can be served has changed, or why not: every gateway is told."""
+        if readiness == self._readiness:
+            return
+        self._readiness = readiness
+        for gateway in self:
+            if gateway.call is not None:
+                gateway.call.tell(readiness)
 
     def close(self) -> None:
         """The process stops: every call ends once its gateway has everything."""

@@ -12,9 +12,9 @@ from services.protocol.wire import started_to_wire
 from services.runtime.clock import Clock
 from services.runtime.errors import InvalidRequest, Unsupported, answering
 from services.tokenizer.columns import EventColumns
-from services.tokenizer.gateway_streams import Gateway, Gateways, GatewayStream
+from services.tokenizer.gateway_streams import Gateway, Gateways, GatewayStream, Readiness
 from services.tokenizer.shell import OpenPb, Shell
-from services.tokenizer.wire import event_batch_to_wire
+from services.tokenizer.wire import event_batch_to_wire, readiness_to_wire
 from tailrace.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -68,8 +68,11 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
             epoch = request.gateway.epoch
             call = self._gateways.connect(epoch)
 
-            async def write(columns: EventColumns) -> None:
-                await context.write(event_batch_to_wire(columns))
+            async def write(message: EventColumns | Readiness) -> None:
+                if isinstance(message, Readiness):
+                    await context.write(readiness_to_wire(message))
+                else:
+                    await context.write(event_batch_to_wire(message))
 
             try:
                 await context.write(tokenizer_pb2.StreamEventsResponse(hello=to_wire(self._current_hello())))

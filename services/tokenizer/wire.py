@@ -16,6 +16,7 @@ from services.protocol.wire import (
 from services.tokenizer.assembler import EngineEnd, TextBatch, TextFinish, TextStart
 from services.tokenizer.columns import EventColumns
 from services.tokenizer.entry import Attempt
+from services.tokenizer.gateway_streams import Readiness
 from tailrace.v1 import common_pb2, detokenizer_pb2, scheduler_pb2, tokenizer_pb2
 
 MAX_UINT32 = (1 << 32) - 1
@@ -85,6 +86,13 @@ def event_batch_to_wire(columns: EventColumns) -> tokenizer_pb2.StreamEventsResp
     for stream_id, usage in columns.completions:
         batch.completions.add(stream_id=stream_id, completed=completed_to_wire(Completed(usage)))
     return message
+
+
+def readiness_to_wire(readiness: Readiness) -> tokenizer_pb2.StreamEventsResponse:
+    """A message with a Readiness."""
+    return tokenizer_pb2.StreamEventsResponse(
+        readiness=tokenizer_pb2.Readiness(ready=readiness.ready, why_not=readiness.why_not)
+    )
 
 
 def _finish_from_wire(pb: detokenizer_pb2.TextFinish) -> TextFinish:

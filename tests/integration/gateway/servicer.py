@@ -156,6 +156,7 @@ class ScriptedTokenizer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self.refuse: Callable[[tokenizer_pb2.OpenRequest], TailraceError | None] = lambda _: None
         self.before_open: Callable[[], Awaitable[None]] | None = None
         self.heartbeats = True
+        self.why_not = ""  # it has no route; told to the next event call
         self.streams: dict[int, ScriptedStream] = {}
         self.opened: list[ScriptedStream] = []
         self.releases: list[tuple[int, int]] = []
@@ -247,6 +248,7 @@ class ScriptedTokenizer(tokenizer_pb2_grpc.TokenizerServiceServicer):
             epoch=self.epoch, protocol_version=self.protocol_version, model_id=self.model, context_length=2048
         )
         yield tokenizer_pb2.StreamEventsResponse(hello=hello)
+        yield tokenizer_pb2.StreamEventsResponse(readiness=self._readiness())
         for stream in self.streams.values():
             for batch in stream.batches:
                 outbox.put_nowait(batch)
@@ -255,6 +257,9 @@ class ScriptedTokenizer(tokenizer_pb2_grpc.TokenizerServiceServicer):
 
     async def Attach(self, request: tokenizer_pb2.AttachRequest, context: Context) -> tokenizer_pb2.AttachResponse:
         raise NotImplementedError
+
+    def _readiness(self) -> tokenizer_pb2.Readiness:
+        return tokenizer_pb2.Readiness(ready=not self.why_not, why_not=self.why_not)
 
     async def _next(self, outbox: asyncio.Queue[tokenizer_pb2.EventBatch | None]) -> tokenizer_pb2.EventBatch | None:
         while True:

@@ -95,6 +95,23 @@ async def test_a_silent_tokenizer_is_suspect_after_two_seconds_and_ready_says_wh
     await wait_until(lambda: gateway.runtime.ready)
 
 
+async def test_a_tokenizer_without_a_route_takes_no_requests_and_ready_says_why(
+    gateway: RunningGateway, tokenizer: ScriptedTokenizer, http: aiohttp.ClientSession
+) -> None:
+    tokenizer.why_not = "scheduler: the model is being loaded"
+    tokenizer.hang_up()
+    await wait_until(lambda: tokenizer.calls == 2 and not gateway.runtime.ready)
+    async with http.get("/ready") as response:
+        assert response.status == 503
+        assert tokenizer.why_not in (await response.json())["why"]
+    async with http.post("/v1/chat/completions", json={"messages": MESSAGES}) as response:
+        assert response.status == 503
+    assert not tokenizer.opened
+    tokenizer.why_not = ""
+    tokenizer.hang_up()
+    await wait_until(lambda: gateway.runtime.ready)
+
+
 async def test_without_a_tokenizer_a_request_is_refused_as_unavailable_with_a_hint() -> None:
     async with (
         running_gateway("127.0.0.1:1", ready=False) as gateway,

@@ -7,7 +7,7 @@ from services.protocol.sender import MAX_BATCH_BYTES
 from services.runtime.error_tree import AlreadyExists, InvalidRequest, PreconditionFailed, Superseded, Unavailable
 from services.tokenizer.columns import EventColumns
 from services.tokenizer.entry import Entry
-from services.tokenizer.gateway_streams import MAX_BURIED, Gateways
+from services.tokenizer.gateway_streams import MAX_BURIED, GatewayCall, Gateways, Readiness
 from tests.unit.tokenizer.world import World
 
 
@@ -18,6 +18,12 @@ class Book:
         self.world = World()
         self.ended: list[tuple[Entry, bool]] = []
         self.gateways = Gateways(lambda entry, delivered: self.ended.append((entry, delivered)), grace_s=30.0)
+
+    def connect(self, epoch: int) -> GatewayCall:
+        """A call that has told its readiness, which stands before everything else."""
+        call = self.gateways.connect(epoch)
+        assert isinstance(call.take(), Readiness)
+        return call
 
     def entry(self, request_id: str, text: str = "", infos: int = 0) -> Entry:
         """An entry with one token per character, each with this much token-level output."""
@@ -37,7 +43,7 @@ async def book() -> Book:
 async def test_a_gateway_is_known_from_its_first_call_until_its_grace_is_over(book: Book) -> None:
     with pytest.raises(PreconditionFailed):
         book.gateways.get(1)
-    call = book.gateways.connect(1)
+    call = book.connect(1)
     entry = book.entry("a")
     book.gateways.get(1).add(5, entry)
     book.gateways.expire(1e9)
@@ -51,9 +57,20 @@ async def test_a_gateway_is_known_from_its_first_call_until_its_grace_is_over(bo
         book.gateways.get(1)
 
 
+async def test_a_gateway_is_told_the_readiness_at_once_and_whenever_it_changes(book: Book) -> None:
+    book.gateways.tell(Readiness(False, "the model is being loaded"))
+    call = book.gateways.connect(1)
+    assert call.take() == Readiness(False, "the model is being loaded")
+    assert call.take() is None
+    book.gateways.tell(Readiness(True))
+    book.gateways.tell(Readiness(True))
+    assert call.take() == Readiness(True)
+    assert call.take() is None
+
+
 async def test_a_call_that_was_superseded_ends_and_its_end_does_not_start_the_grace(book: Book) -> None:
-    older = book.gateways.connect(1)
-    newer = book.gateways.connect(1)
+    older = book.connect(1)
+    newer = book.connect(1)
     with pytest.raises(Superseded):
         older.take()
     book.gateways.disconnect(1, older, now=100.0)
@@ -62,7 +79,7 @@ async def test_a_call_that_was_superseded_ends_and_its_end_does_not_start_the_gr
 
 
 async def test_a_call_that_is_closed_ends_after_the_last_event(book: Book) -> None:
-    call = book.gateways.connect(1)
+    call = book.connect(1)
     book.gateways.get(1).add(5, book.entry("a", "ab")).mark()
     book.gateways.close()
     assert _taken(call.take()) == [(5, 0, "ab")]
@@ -108,20 +125,20 @@ async def test_the_streams_buried_are_bounded(book: Book) -> None:
 
 
 async def test_a_new_call_replays_every_stream_from_its_start_and_live_ones_go_first(book: Book) -> None:
-    gateway_call = book.gateways.connect(1)
+    gateway_call = book.connect(1)
     gateway = book.gateways.get(1)
     for stream_id in (1, 2, 3):
         gateway.add(stream_id, book.entry(f"r{stream_id}", "ab")).mark()
     assert _taken(gateway_call.take()) == [(1, 0, "ab"), (2, 0, "ab"), (3, 0, "ab")]
     assert gateway_call.take() is None
-    gateway_call = book.gateways.connect(1)
+    gateway_call = book.connect(1)
     gateway.streams[3].mark()
     assert _taken(gateway_call.take()) == [(3, 0, "ab"), (1, 0, "ab"), (2, 0, "ab")]
     assert gateway_call.take() is None
 
 
 async def test_a_message_stays_near_its_bound_and_the_rest_comes_in_the_next(book: Book) -> None:
-    call = book.gateways.connect(1)
+    call = book.connect(1)
     gateway = book.gateways.get(1)
     for stream_id in range(8):
         gateway.add(stream_id, book.entry(f"r{stream_id}", "x" * 600, infos=20)).mark()
@@ -135,6 +152,6 @@ async def test_a_message_stays_near_its_bound_and_the_rest_comes_in_the_next(boo
     assert seen == [(stream_id, 0, "x" * 600) for stream_id in range(8)]
 
 
-def _taken(columns: EventColumns | None) -> list[tuple[int, int, str]]:
-    assert columns is not None
+def _taken(columns: EventColumns | Readiness | None) -> list[tuple[int, int, str]]:
+    assert isinstance(columns, EventColumns)
     return list(zip(columns.stream_ids, columns.token_offsets, columns.texts, strict=True))
