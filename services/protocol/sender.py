@@ -72,14 +72,20 @@ class Sender(Generic[Message]):
         self._wakeup.set()
 
     async def run(self, write: Callable[[Message], Awaitable[None]]) -> None:
-        """Sends until cancelled."""
+        """Sends until cancelled, and is never silent for longer than the heartbeat."""
+        clock = asyncio.get_running_loop().time
+        due = clock() + self._heartbeat_s
         while True:
             message = self._take()
             if message is None:
-                if await self._wakeup.wait(self._heartbeat_s):
+                # News that gives no message, as of an answer that is wanted whole, is silence to the reader: only a
+                # write puts the heartbeat off.
+                left = due - clock()
+                if left > 0 and await self._wakeup.wait(left):
                     continue
                 message = self._heartbeat()
             await write(message)
+            due = clock() + self._heartbeat_s
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:

@@ -40,6 +40,22 @@ async def test_silence_is_broken_by_a_heartbeat() -> None:
         task.cancel()
 
 
+async def test_news_that_gives_no_message_does_not_put_the_heartbeat_off() -> None:
+    beats: asyncio.Queue[str] = asyncio.Queue()
+    sender = Sender(lambda: None, lambda: "beat", heartbeat_s=0.02)
+
+    async def news_all_the_time() -> None:
+        while True:
+            sender.wake()
+            await asyncio.sleep(0.001)
+
+    async with asyncio.timeout(5):
+        tasks = [asyncio.create_task(sender.run(beats.put)), asyncio.create_task(news_all_the_time())]
+        assert [await beats.get(), await beats.get()] == ["beat", "beat"]
+        for task in tasks:
+            task.cancel()
+
+
 async def test_news_before_the_wait_is_not_lost() -> None:
     wakeup = Wakeup()
     wakeup.set()
