@@ -158,7 +158,8 @@ async def answering(context: grpc.aio.ServicerContext[Any, Any], **fields: objec
     """Stands around a servicer method's body and turns what it raises into the call's status.
 
     A TailraceError becomes its status, a peer's status is passed on with its details. Anything else is a bug of ours:
-    it is logged with `fields` (give it the request_id) and answered INTERNAL without its text. Cancellation passes.
+    it is logged with `fields` (give it the request_id) and answered INTERNAL without its text. Cancellation passes, and
+    so does a write to a caller who has left: gRPC ends such a call itself.
     """
     try:
         yield
@@ -166,7 +167,7 @@ async def answering(context: grpc.aio.ServicerContext[Any, Any], **fields: objec
         await abort(context, error)
     except grpc.aio.AioRpcError as error:
         await abort(context, from_rpc_error(error))
-    except grpc.aio.AbortError:
+    except (grpc.aio.AbortError, grpc.aio.InternalError):
         raise
     except Exception:  # noqa: BLE001  # the process's edge
         _log.exception("servicer failed", **fields)

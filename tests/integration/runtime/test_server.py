@@ -2,7 +2,7 @@ import asyncio
 import gc
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, cast
 
@@ -300,3 +300,23 @@ async def test_cancellation_passes_through_answering() -> None:
         call.cancel()
         await cancelled.wait()
     gc.collect()  # an unretrieved exception would warn now, and warnings are errors
+
+
+async def test_a_write_to_a_caller_who_has_left_is_no_bug_of_ours(caplog: pytest.LogCaptureFixture) -> None:
+    ended = asyncio.Event()
+
+    async def write(request: bytes, context: Context) -> None:
+        try:
+            async with answering(context):
+                await context.write(b"one")
+                with suppress(asyncio.CancelledError):
+                    await asyncio.Event().wait()
+                await context.write(b"two")
+        finally:
+            ended.set()
+
+    async with served(Write=grpc.unary_stream_rpc_method_handler(write)) as (_, channel):
+        async with open_stream(partial(stream(channel, "Write"), b"")) as call:
+            assert await call.read() == b"one"
+        await ended.wait()
+    assert not [record for record in caplog.records if record.name == "tailrace.runtime"]
