@@ -23,7 +23,8 @@ class Limits:
 
     At most `max_running` sequences share a step of at most `max_step_tokens` tokens; `max_waiting` more may be open.
     `max_held` bounds all sequences that are remembered, ended but not yet released ones included. Tombstones go after
-    `tombstone_ttl_s`, or, the oldest first, when there are more than `max_tombstones`.
+    `tombstone_ttl_s`, or, the oldest first, when there are more than `max_tombstones`. A tokenizer of which
+    nothing is heard for `lease_grace_s` loses its attempts.
     """
 
     max_running: int = 256
@@ -32,6 +33,7 @@ class Limits:
     max_held: int = 16384
     max_tombstones: int = 65536
     tombstone_ttl_s: float = 300.0
+    lease_grace_s: float = 60.0
 
     def __post_init__(self) -> None:
         if self.max_running < 1 or self.max_waiting < 0:

@@ -34,8 +34,6 @@ class Attempts:
         del self.by_id[attempt.submission.attempt_id]
         self.held -= len(attempt.sequences)
         self.tombstones.add(attempt.submission.attempt_id, now)
-        for sequence in attempt.sequences:
-            sequence.log.released = True
 
     def bury(self, attempt_id: int, event: AttemptEvent, now: float) -> None:
         """An unknown one must not begin any more."""

@@ -52,8 +52,8 @@ class Cursor:
     def behind(self) -> bool:
         """Whether its call has not been given everything yet."""
         log = self.log
-        if log.released:
-            return False
+        if log.cursor is not self:
+            return False  # released, or gone to another route
         return not self.started or self.offset < len(log.ids) or (log.end is not None and not self.end_sent)
 
     def add_to(self, rows: Rows, budget: int) -> int:

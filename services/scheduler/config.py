@@ -40,6 +40,7 @@ class SchedulerConfig(ProcessConfig):
     max_held: int = option(16384, help="most sequences remembered, ended but unreleased ones included")
     max_tombstones: int = option(65536, help="most released attempts remembered to refuse a late Submit")
     tombstone_ttl_s: float = option(300.0, help="how long each of them is remembered")
+    lease_grace_s: float = option(60.0, help="how long attempts outlive their tokenizer's last call; then released")
     stall_timeout_s: float = option(30.0, help="a step longer than its size explains and this makes it not ready")
 
     fake_mode: FakeModeName = option("hash", help="fake engine: ids that look random, or the prompt again and again")
@@ -67,6 +68,7 @@ class SchedulerConfig(ProcessConfig):
         least_held = self.max_running + self.max_waiting
         require(self, "max_held", self.max_held >= least_held, "must be at least max_running + max_waiting")
         require(self, "tombstone_ttl_s", self.tombstone_ttl_s > 0, "must be above 0")
+        require(self, "lease_grace_s", self.lease_grace_s > 0, "must be above 0")
         require(self, "stall_timeout_s", self.stall_timeout_s > 0, "must be above 0")
 
     @property
@@ -79,4 +81,5 @@ class SchedulerConfig(ProcessConfig):
             max_held=self.max_held,
             max_tombstones=self.max_tombstones,
             tombstone_ttl_s=self.tombstone_ttl_s,
+            lease_grace_s=self.lease_grace_s,
         )

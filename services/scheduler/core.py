@@ -17,11 +17,12 @@ from services.scheduler.admission import EndRate, Limits, Tombstones, check_load
 from services.scheduler.attempts import Attempts
 from services.scheduler.batch import Batch, Plan
 from services.scheduler.deadlines import Deadlines
-from services.scheduler.effects import Effect, Ended, Load, Opened, Progressed, Released
+from services.scheduler.effects import Effect, Ended, LeaseEnded, Load, Moved, Opened, Progressed, Released
 from services.scheduler.ending import cut_short, failure_end, natural_end
 from services.scheduler.engine.api import EngineInfo, Failed, FailureKind, Logprobs, Sampled, SequenceKey
 from services.scheduler.kv.pool import BlockPool
 from services.scheduler.opening import open_attempt
+from services.scheduler.ownership import Claimed, Ownership, Reconciled
 from services.scheduler.sequence import Attempt, Sequence
 from services.scheduler.state import (
     AttemptEvent,
@@ -30,7 +31,7 @@ from services.scheduler.state import (
     SequencePhase,
     next_attempt_phase,
 )
-from services.scheduler.submission import Submission
+from services.scheduler.submission import Route, Submission
 from services.scheduler.token_log import End, TokenLog
 
 NO_LOGPROBS = Logprobs(-1e30, (), ())
@@ -46,6 +47,7 @@ class SchedulerCore:
         self.stepped_at = 0.0
         self._batch = Batch(BlockPool(info.total_blocks), info.block_size, limits)
         self._attempts = Attempts(Tombstones(ttl_s=limits.tombstone_ttl_s, max_count=limits.max_tombstones))
+        self._ownership = Ownership(limits.lease_grace_s)
         self._rate = EndRate()
         self._ended: list[End] = []
         self._deadlines = Deadlines()
@@ -82,7 +84,8 @@ class SchedulerCore:
     @property
     def next_deadline(self) -> float | None:
         """When `expire` should be called at the latest."""
-        return self._deadlines.next
+        moments = (self._deadlines.next, self._ownership.leases.next_expiry)
+        return min((moment for moment in moments if moment is not None), default=None)
 
     def load(self) -> Load:
         """Where it stands now."""
@@ -98,12 +101,14 @@ class SchedulerCore:
     def submit(self, submission: Submission, now: float) -> list[Effect]:
         """Accepts an attempt; a known one is accepted again, with no effect.
 
-        Raises InvalidRequest for what can never be served, PreconditionFailed for a released attempt, Overloaded.
+        Raises InvalidRequest for what can never be served, PreconditionFailed for a released attempt, Superseded for a
+        request that was claimed, Overloaded.
         """
         self._attempts.tombstones.forget_old(now)
         phase = self._attempts.phase(submission.attempt_id)
         if next_attempt_phase(phase, AttemptEvent.SUBMIT) is AttemptPhase.RELEASED:
             raise PreconditionFailed(f"attempt {submission.attempt_id:#x} was released before it came")
+        self._ownership.check_fence(submission)
         if phase is not AttemptPhase.UNKNOWN:
             return []
         limit = output_limit(submission, self.info)
@@ -111,39 +116,90 @@ class SchedulerCore:
         check_load(submission, self.limits, self._open, self._attempts.held, retry_after_s)
         return self._accept(open_attempt(submission, limit, self.info, self._next_key, now), now)
 
-    def abort(self, attempt_ids: Iterable[int], reason: FinishReason, now: float) -> list[Effect]:
-        """Stops attempts: at once where no step uses them, otherwise when it is applied. Unknown ones are buried."""
+    def stale(self, attempt_ids: Iterable[int], sender: Route | None) -> list[int]:
+        """Those that are held for another owner than `sender`, who may do nothing with them; None may do all."""
+        if sender is None:
+            return []
+        held = (self.attempts.get(attempt_id) for attempt_id in attempt_ids)
+        return [a.submission.attempt_id for a in held if a is not None and a.owner != sender]
+
+    def abort(
+        self, attempt_ids: Iterable[int], reason: FinishReason, now: float, sender: Route | None = None
+    ) -> list[Effect]:
+        """Stops attempts: at once where no step uses them, otherwise when it is applied. Unknown ones are buried.
+
+        Those that are stale for `sender` are left alone.
+        """
         logs: list[TokenLog] = []
         for attempt_id in attempt_ids:
             attempt = self.attempts.get(attempt_id)
             if attempt is None:
                 self._attempts.bury(attempt_id, AttemptEvent.ABORT, now)
-            else:
+            elif sender in (None, attempt.owner):
                 attempt.move(AttemptEvent.ABORT)
                 logs += self._stop(attempt, reason, now)
         return self._effects(logs)
 
-    def release(self, attempt_ids: Iterable[int], now: float) -> list[Effect]:
-        """Stops and forgets attempts; each leaves a tombstone."""
+    def release(self, attempt_ids: Iterable[int], now: float, sender: Route | None = None) -> list[Effect]:
+        """Stops and forgets attempts; each leaves a tombstone. Those that are stale for `sender` are left alone."""
         effects: list[Effect] = []
         for attempt_id in attempt_ids:
             attempt = self.attempts.get(attempt_id)
             if attempt is None:
                 self._attempts.bury(attempt_id, AttemptEvent.RELEASE, now)
                 effects.append(Released(attempt_id, None))
-            else:
+            elif sender in (None, attempt.owner):
                 effects.append(self._forget(attempt, now))
         self._deadlines.prune(self.attempts, len(self.attempts))
         return effects + self._effects([])
 
+    def claim(
+        self, tenant: str, request_id: str, owner: Route, attempt_number: int, now: float
+    ) -> tuple[Claimed, list[Effect]]:
+        """Gives a request, with all its attempts, ended ones too, to a new owner. Raises NotFound."""
+        claimed, moved = self._ownership.claim(tenant, request_id, owner, attempt_number, now)
+        return claimed, [
+            Moved(attempt.submission.attempt_id, old, owner, [sequence.log for sequence in attempt.sequences])
+            for attempt, old in moved
+        ]
+
+    def reconcile(
+        self, owner: Route, highest_attempt_number: int, live_ids: Iterable[int], now: float
+    ) -> tuple[Reconciled, list[Effect]]:
+        """Releases the owner's attempts up to that number which are not live; a live one that is missing is buried."""
+        live = dict.fromkeys(live_ids)
+        owned = [self.attempts[attempt_id] for attempt_id in self._ownership.leases.attempts_of(owner)]
+        unwanted = [
+            attempt.submission.attempt_id
+            for attempt in owned
+            if attempt.number <= highest_attempt_number and attempt.submission.attempt_id not in live
+        ]
+        missing = [attempt_id for attempt_id in live if attempt_id not in self.attempts]
+        for attempt_id in missing:
+            # It counts as lost from now on, so it must not begin either.
+            self._attempts.bury(attempt_id, AttemptEvent.RELEASE, now)
+        reconciled = Reconciled(tuple(unwanted), tuple(missing), tuple(self.stale(live, owner)))
+        return reconciled, self.release(unwanted, now)
+
+    def hold_lease(self, owner: Route) -> None:
+        """A call began that shows that its owner lives."""
+        self._ownership.leases.open_call(owner)
+
+    def drop_lease(self, owner: Route, now: float) -> None:
+        """Such a call is over; without another one the grace begins."""
+        self._ownership.leases.close_call(owner, now)
+
     def expire(self, now: float) -> list[Effect]:
-        """Ends what has passed its deadline, wherever it stands."""
+        """Ends what has passed its deadline, wherever it stands, and releases what lives by a lease that is over."""
         logs: list[TokenLog] = []
         for attempt_id in self._deadlines.take_due(now):
             attempt = self.attempts.get(attempt_id)
             if attempt is not None:
                 logs += self._stop(attempt, FinishReason.DEADLINE, now)
-        return self._effects(logs)
+        effects = self._effects(logs)
+        for owner, attempt_ids in self._ownership.leases.take_expired(now):
+            effects += [LeaseEnded(owner, attempt_ids), *self.release(attempt_ids, now)]
+        return effects
 
     def plan(self) -> Plan:
         """The next step; the one before must have been applied."""
@@ -177,6 +233,7 @@ class SchedulerCore:
         """Raises AssertionError when any account is wrong; walks everything that is held."""
         self._batch.check_integrity(sequence for sequence, _ in self._leaving.values())
         self._attempts.check_integrity()
+        self._ownership.check_integrity(self.attempts.values())
         if not self._open:
             self.check_idle()
 
@@ -184,6 +241,7 @@ class SchedulerCore:
 
     def _accept(self, attempt: Attempt, now: float) -> list[Effect]:
         self._attempts.add(attempt)
+        self._ownership.add(attempt, now)
         self._open += len(attempt.sequences)
         if attempt.deadline is not None:
             self._deadlines.add(attempt.deadline, attempt.submission.attempt_id)
@@ -309,5 +367,6 @@ class SchedulerCore:
     def _forget(self, attempt: Attempt, now: float) -> Released:
         self._stop(attempt, FinishReason.ABORTED, now)
         self._attempts.release(attempt, now)
+        self._ownership.remove(attempt)
         logs = [sequence.log for sequence in attempt.sequences]
-        return Released(attempt.submission.attempt_id, attempt.submission.route, logs)
+        return Released(attempt.submission.attempt_id, attempt.owner, logs)

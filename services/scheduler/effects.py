@@ -34,13 +34,31 @@ class Released:
 
 
 @dataclass(frozen=True, slots=True)
+class Moved:
+    """An attempt was claimed: its logs leave one route and start at token 0 in another."""
+
+    attempt_id: int
+    old: Route
+    new: Route
+    logs: Sequence[TokenLog]
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseEnded:
+    """Nothing was heard of an owner for too long; its attempts are released by the effects that follow."""
+
+    owner: Route
+    attempt_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """Sequences ended, each for good."""
 
     ends: Sequence[End]
 
 
-Effect = Opened | Progressed | Released | Ended
+Effect = Opened | Progressed | Released | Moved | LeaseEnded | Ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,13 +6,14 @@ are answered while a step runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from services.protocol.events import FinishReason
 from services.protocol.sender import Wakeup
 from services.runtime.clock import Clock
 from services.runtime.error_tree import TailraceError
+from services.runtime.log import get_logger
 from services.runtime.metrics import SchedulerMetrics
 from services.scheduler.batch import Plan
 from services.scheduler.call import Call
@@ -22,9 +23,12 @@ from services.scheduler.engine.api import Engine
 from services.scheduler.engine_thread import EngineThread
 from services.scheduler.execution import execute
 from services.scheduler.measures import Measures
+from services.scheduler.ownership import Claimed, Reconciled
 from services.scheduler.publisher import Publisher
 from services.scheduler.pulse import Pulse
 from services.scheduler.submission import Route, Submission
+
+_log = get_logger("scheduler")
 
 
 class StepLoop:
@@ -61,15 +65,45 @@ class StepLoop:
         self._perform(effects)
         self._wakeup.set()
 
-    def abort(self, attempt_ids: Iterable[int], reason: FinishReason = FinishReason.ABORTED) -> None:
-        """Stops attempts."""
-        self._perform(self.core.abort(attempt_ids, reason, self._clock.now()))
+    def abort(self, attempt_ids: Sequence[int], reason: FinishReason, sender: Route | None) -> list[int]:
+        """Stops attempts; returns those that are another owner's than `sender`'s, and were left alone."""
+        stale = self.core.stale(attempt_ids, sender)
+        self._perform(self.core.abort(attempt_ids, reason, self._clock.now(), sender))
         self._wakeup.set()
+        return stale
 
-    def release(self, attempt_ids: Iterable[int]) -> None:
-        """Stops and forgets attempts."""
-        self._perform(self.core.release(attempt_ids, self._clock.now()))
+    def release(self, attempt_ids: Sequence[int], sender: Route | None) -> list[int]:
+        """Stops and forgets attempts; returns those that are another owner's than `sender`'s, and were left alone."""
+        stale = self.core.stale(attempt_ids, sender)
+        self._perform(self.core.release(attempt_ids, self._clock.now(), sender))
         self._wakeup.set()
+        return stale
+
+    def claim(self, tenant: str, request_id: str, owner: Route, attempt_number: int) -> Claimed:
+        """Gives a request to a new owner. Raises NotFound."""
+        claimed, effects = self.core.claim(tenant, request_id, owner, attempt_number, self._clock.now())
+        self._perform(effects)
+        self._wakeup.set()
+        _log.info("request claimed", request_id=request_id, by=owner.tokenizer, fence=claimed.fence)
+        return claimed
+
+    def reconcile(self, owner: Route, highest_attempt_number: int, live_ids: Sequence[int]) -> Reconciled:
+        """Releases what an owner does not want any more."""
+        reconciled, effects = self.core.reconcile(owner, highest_attempt_number, live_ids, self._clock.now())
+        self._perform(effects)
+        self._wakeup.set()
+        return reconciled
+
+    @contextmanager
+    def holding_lease(self, owner: Route) -> Iterator[None]:
+        """Meanwhile the owner is known to live."""
+        self.core.hold_lease(owner)
+        try:
+            yield
+        finally:
+            self.core.drop_lease(owner, self._clock.now())
+            # The loop may rest for longer than the grace that has just begun.
+            self._wakeup.set()
 
     def load(self) -> Load:
         """How busy it is."""

@@ -9,7 +9,7 @@ from services.runtime.log import get_logger
 from services.runtime.metrics import FINISH_REASONS, STEP_KINDS, SchedulerMetrics
 from services.scheduler.batch import Plan
 from services.scheduler.core import SchedulerCore
-from services.scheduler.effects import Effect, Ended, Opened
+from services.scheduler.effects import Effect, Ended, LeaseEnded, Opened
 
 _log = get_logger("scheduler")
 
@@ -35,13 +35,16 @@ class Measures:
         self._metrics.refused_total.labels(error.reason).inc()
 
     def count(self, effects: Iterable[Effect]) -> None:
-        """Sequences were accepted, or ended."""
+        """Sequences were accepted, or ended; a lease ended."""
         for effect in effects:
             if isinstance(effect, Opened):
                 self._metrics.accepted_total.inc(len(effect.logs))
             elif isinstance(effect, Ended):
                 for end in effect.ends:
                     self._ended[end.reason.name].inc()
+            elif isinstance(effect, LeaseEnded):
+                owner = effect.owner
+                _log.warning("lease is over", tokenizer=owner.tokenizer, attempts=len(effect.attempt_ids))
 
     def count_step(self, plan: Plan, started_at: float, now: float) -> None:
         """A step was run."""

@@ -13,7 +13,7 @@ from typing import assert_never
 from services.protocol.outbox import Outbox
 from services.runtime.error_tree import Superseded
 from services.scheduler.call import Call, Cursor
-from services.scheduler.effects import Effect, Ended, Opened, Progressed, Released
+from services.scheduler.effects import Effect, Ended, LeaseEnded, Moved, Opened, Progressed, Released
 from services.scheduler.engine.api import SequenceKey
 from services.scheduler.submission import Route
 from services.scheduler.token_log import TokenLog
@@ -87,8 +87,10 @@ class Publisher:
                     self._add(route, logs)
                 case Released():
                     self._release(effect)
-                case Ended():
-                    pass  # the end stands in its log
+                case Moved():
+                    self._move(effect)
+                case Ended() | LeaseEnded():
+                    pass  # an end stands in its log; of a lease's, releases tell
                 case _:
                     assert_never(effect)
 
@@ -114,19 +116,32 @@ class Publisher:
         # A sequence is told of at once, not with its first token: a long prefill must not look like a lost attempt.
         self._mark(logs)
 
+    def _move(self, moved: Moved) -> None:
+        # For the old route it is as if it were released: whoever reads there forgets it, and learns that it lost it.
+        self._remove(self._line(moved.old), moved.logs)
+        self._mark_released(self._line(moved.old), moved.attempt_id)
+        self._add(moved.new, moved.logs)
+        self._forget_quiet()
+
     def _release(self, released: Released) -> None:
-        for log in released.logs:
-            del self._lines[log.route].logs[log.key]
+        # Whose an unknown attempt was, nobody here knows; its tokenizer waits for the marker all the same.
+        lines = list(self._lines.values()) if released.route is None else [self._line(released.route)]
+        for line in lines:
+            self._remove(line, released.logs)
+            self._mark_released(line, released.attempt_id)
+        self._forget_quiet()
+
+    def _remove(self, line: _Line, logs: Iterable[TokenLog]) -> None:
+        for log in logs:
+            del line.logs[log.key]
             if log.cursor is not None:
                 log.cursor.plain = False
                 log.cursor = None
-        # Whose an unknown attempt was, nobody here knows; its tokenizer waits for the marker all the same.
-        lines = self._lines.values() if released.route is None else [self._line(released.route)]
-        for line in lines:
-            if line.call is not None:
-                line.call.released.append(released.attempt_id)
-                line.call.wake()
-        self._forget_quiet()
+
+    def _mark_released(self, line: _Line, attempt_id: int) -> None:
+        if line.call is not None:
+            line.call.released.append(attempt_id)
+            line.call.wake()
 
     def _line(self, route: Route) -> _Line:
         return self._lines.setdefault(route, _Line())

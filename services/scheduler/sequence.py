@@ -13,13 +13,17 @@ from services.scheduler.state import (
     next_attempt_phase,
     next_sequence_phase,
 )
-from services.scheduler.submission import Submission
+from services.scheduler.submission import Route, Submission
 from services.scheduler.token_log import TokenLog
 
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """One accepted attempt and its sequences, one per choice. `deadline` is a moment on the core's clock, seconds."""
+    """One accepted attempt and its sequences, one per choice. `deadline` is a moment on the core's clock, seconds.
+
+    `owner` is whose route carries it, `number` its place in that owner's count: at first the submission's, then those
+    of whoever claimed it.
+    """
 
     submission: Submission
     arrived_at: float
@@ -27,6 +31,11 @@ class Attempt:
     phase: AttemptPhase
     sequences: list[Sequence] = field(default_factory=list)
     open_sequences: int = 0
+    owner: Route = field(init=False)
+    number: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.owner, self.number = self.submission.route, self.submission.attempt_number
 
     def move(self, event: AttemptEvent) -> None:
         """Goes on to the next phase."""

@@ -35,10 +35,7 @@ class Serving:
 
 
 class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
-    """`serving` gives the loaded scheduler or raises Unavailable; `admitting` does so only while new work is taken.
-
-    Claim and Reconcile are answered UNIMPLEMENTED by the base class.
-    """
+    """`serving` gives the loaded scheduler or raises Unavailable; `admitting` does so only while new work is taken."""
 
     def __init__(self, serving: Callable[[], Serving], admitting: Callable[[], Serving]) -> None:
         self._serving = serving
@@ -57,8 +54,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         """Stops attempts."""
         async with answering(context):
             serving = self._serving()
-            serving.loop.abort(request.attempt_ids, wire.parse_abort_reason(request.reason))
-            return scheduler_pb2.SchedulerServiceAbortResponse(epoch=serving.hello.epoch)
+            reason, sender = wire.parse_abort_reason(request.reason), wire.parse_sender(request)
+            stale = serving.loop.abort(request.attempt_ids, reason, sender)
+            return scheduler_pb2.SchedulerServiceAbortResponse(epoch=serving.hello.epoch, stale_attempt_ids=stale)
 
     async def Release(
         self, request: scheduler_pb2.SchedulerServiceReleaseRequest, context: Context
@@ -66,8 +64,25 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         """Stops and forgets attempts."""
         async with answering(context):
             serving = self._serving()
-            serving.loop.release(request.attempt_ids)
-            return scheduler_pb2.SchedulerServiceReleaseResponse(epoch=serving.hello.epoch)
+            stale = serving.loop.release(request.attempt_ids, wire.parse_sender(request))
+            return scheduler_pb2.SchedulerServiceReleaseResponse(epoch=serving.hello.epoch, stale_attempt_ids=stale)
+
+    async def Claim(self, request: scheduler_pb2.ClaimRequest, context: Context) -> scheduler_pb2.ClaimResponse:
+        """Gives a request to another tokenizer."""
+        async with answering(context, request_id=request.request_id):
+            serving = self._serving()
+            claimed = serving.loop.claim(*wire.parse_claim(request))
+            return wire.claimed_to_wire(serving.hello.epoch, claimed)
+
+    async def Reconcile(
+        self, request: scheduler_pb2.ReconcileRequest, context: Context
+    ) -> scheduler_pb2.ReconcileResponse:
+        """Compares what a tokenizer wants with what is held for it."""
+        async with answering(context):
+            serving = self._serving()
+            owner = wire.parse_owner(request.tokenizer, request.tokenizer_epoch)
+            reconciled = serving.loop.reconcile(owner, request.highest_attempt_number, request.live_attempt_ids)
+            return wire.reconciled_to_wire(serving.hello.epoch, reconciled)
 
     async def StreamTokens(  # type: ignore[override]  # a coroutine that writes, so that `finally` always runs
         self, request: scheduler_pb2.StreamTokensRequest, context: Context
@@ -76,21 +91,23 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         async with answering(context):
             serving = self._serving()
             call = serving.loop.open_call(*wire.parse_route_key(request.route))
-            try:
-                await context.write(wire.tokens_hello(serving.hello))
-                await _send_tokens(call, context)
-            finally:
-                serving.loop.close_call(call)
+            with serving.loop.holding_lease(call.route):
+                try:
+                    await context.write(wire.tokens_hello(serving.hello))
+                    await _send_tokens(call, context)
+                finally:
+                    serving.loop.close_call(call)
 
     async def StreamLoad(  # type: ignore[override]  # likewise
         self, request: scheduler_pb2.StreamLoadRequest, context: Context
     ) -> None:
-        """Tells the load, as it changes."""
+        """Tells the load, as it changes; the caller's lease."""
         async with answering(context):
             serving = self._serving()
             loads = _Loads(serving.loop)
             sender = Sender(loads.take_changed, loads.take, heartbeat_s=LOAD_HEARTBEAT_S)
-            with serving.loop.watching(sender.wake):
+            owner = wire.parse_owner(request.tokenizer, request.tokenizer_epoch)
+            with serving.loop.holding_lease(owner), serving.loop.watching(sender.wake):
                 await context.write(wire.load_hello(serving.hello))
                 await sender.run(lambda message: _write_spaced(context, message))
 

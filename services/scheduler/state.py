@@ -1,4 +1,4 @@
-"""The life of a sequence and the life of an attempt, each as one table; an unknown pair raises.
+"""The lives of a sequence, an attempt and a lease, each as one table; an unknown pair raises.
 
 WAITING ──ADMIT──▸ PREFILL ──FIRST_TOKEN──▸ DECODE
    ▴                  │                       │
@@ -8,7 +8,10 @@ UNKNOWN ──SUBMIT──▸ ACCEPTED ──ALL_ENDED──▸ ENDED
    │ ▴                 │                      │
    │ FORGET            ╰──RELEASE──╮          │
    │ ╰────────────── RELEASED ◂────┴──RELEASE─╯            RELEASED is a tombstone
-   ╰──ABORT, RELEASE────▴
+   ╰──ABORT, RELEASE────▴                                 CLAIM changes the owner, not the phase
+
+ABSENT ──CALL_OPENED──▸ HELD ──LAST_CALL_CLOSED──▸ GRACE ──LAST_ATTEMPT_GONE──▸ ABSENT
+   ╰───────────────ATTEMPT_ADDED───────────────────▴ ╰──CALL_OPENED──▸ HELD
 """
 
 from __future__ import annotations
@@ -52,7 +55,25 @@ class AttemptEvent(Enum):
     ABORT = "ABORT"
     ALL_ENDED = "ALL_ENDED"  # its last sequence has ended
     RELEASE = "RELEASE"
+    CLAIM = "CLAIM"  # another tokenizer takes its request over
     FORGET = "FORGET"  # a tombstone's time is over
+
+
+class LeasePhase(Enum):
+    """Whether an owner is known to live: by a call of its own, or not since a while."""
+
+    ABSENT = "ABSENT"
+    HELD = "HELD"
+    GRACE = "GRACE"
+
+
+class LeaseEvent(Enum):
+    """What moves a lease on."""
+
+    CALL_OPENED = "CALL_OPENED"
+    LAST_CALL_CLOSED = "LAST_CALL_CLOSED"
+    ATTEMPT_ADDED = "ATTEMPT_ADDED"  # by Submit or Claim
+    LAST_ATTEMPT_GONE = "LAST_ATTEMPT_GONE"  # released or claimed away, or never there; while no call is open
 
 
 class UnexpectedEvent(RuntimeError):
@@ -79,15 +100,31 @@ ATTEMPT_TRANSITIONS: Mapping[tuple[AttemptPhase, AttemptEvent], AttemptPhase] = 
         (AttemptPhase.ACCEPTED, AttemptEvent.SUBMIT): AttemptPhase.ACCEPTED,  # a retry: the same answer again
         (AttemptPhase.ACCEPTED, AttemptEvent.ABORT): AttemptPhase.ACCEPTED,  # ALL_ENDED follows
         (AttemptPhase.ACCEPTED, AttemptEvent.ALL_ENDED): AttemptPhase.ENDED,
+        (AttemptPhase.ACCEPTED, AttemptEvent.CLAIM): AttemptPhase.ACCEPTED,
         (AttemptPhase.ACCEPTED, AttemptEvent.RELEASE): AttemptPhase.RELEASED,
         (AttemptPhase.ENDED, AttemptEvent.SUBMIT): AttemptPhase.ENDED,
         (AttemptPhase.ENDED, AttemptEvent.ABORT): AttemptPhase.ENDED,
+        (AttemptPhase.ENDED, AttemptEvent.CLAIM): AttemptPhase.ENDED,
         (AttemptPhase.ENDED, AttemptEvent.RELEASE): AttemptPhase.RELEASED,
         (AttemptPhase.RELEASED, AttemptEvent.SUBMIT): AttemptPhase.RELEASED,  # refused
         (AttemptPhase.RELEASED, AttemptEvent.ABORT): AttemptPhase.RELEASED,
         (AttemptPhase.RELEASED, AttemptEvent.RELEASE): AttemptPhase.RELEASED,
         (AttemptPhase.RELEASED, AttemptEvent.ALL_ENDED): AttemptPhase.RELEASED,  # the last one left the running step
         (AttemptPhase.RELEASED, AttemptEvent.FORGET): AttemptPhase.UNKNOWN,
+    }
+)
+
+
+LEASE_TRANSITIONS: Mapping[tuple[LeasePhase, LeaseEvent], LeasePhase] = MappingProxyType(
+    {
+        (LeasePhase.ABSENT, LeaseEvent.CALL_OPENED): LeasePhase.HELD,
+        (LeasePhase.ABSENT, LeaseEvent.ATTEMPT_ADDED): LeasePhase.GRACE,
+        (LeasePhase.HELD, LeaseEvent.CALL_OPENED): LeasePhase.HELD,
+        (LeasePhase.HELD, LeaseEvent.ATTEMPT_ADDED): LeasePhase.HELD,
+        (LeasePhase.HELD, LeaseEvent.LAST_CALL_CLOSED): LeasePhase.GRACE,
+        (LeasePhase.GRACE, LeaseEvent.CALL_OPENED): LeasePhase.HELD,
+        (LeasePhase.GRACE, LeaseEvent.ATTEMPT_ADDED): LeasePhase.GRACE,
+        (LeasePhase.GRACE, LeaseEvent.LAST_ATTEMPT_GONE): LeasePhase.ABSENT,
     }
 )
 
@@ -106,3 +143,11 @@ def next_attempt_phase(phase: AttemptPhase, event: AttemptEvent) -> AttemptPhase
         return ATTEMPT_TRANSITIONS[phase, event]
     except KeyError:
         raise UnexpectedEvent(f"{event.name} while an attempt is {phase.name}") from None
+
+
+def next_lease_phase(phase: LeasePhase, event: LeaseEvent) -> LeasePhase:
+    """The phase after `event`; raises UnexpectedEvent for a pair that is not in the table."""
+    try:
+        return LEASE_TRANSITIONS[phase, event]
+    except KeyError:
+        raise UnexpectedEvent(f"{event.name} while a lease is {phase.name}") from None

@@ -29,10 +29,10 @@ class TokenLog:
     """Append-only. Ids are four bytes each: a log may grow to the whole context and is kept until released.
 
     `logprobs` has one entry per id where they were asked for, otherwise it is None. `cursor` is the publisher's: a log
-    has one reader, the newest call of its route.
+    has one reader, the newest call of its route. `route` changes when the request is claimed.
     """
 
-    __slots__ = ("attempt_id", "choice", "cursor", "end", "ids", "key", "logprobs", "released", "route", "text")
+    __slots__ = ("attempt_id", "choice", "cursor", "end", "ids", "key", "logprobs", "route", "text")
 
     def __init__(
         self, key: SequenceKey, attempt_id: int, choice: int, route: Route, text: TextPlan, *, with_logprobs: bool
@@ -45,5 +45,4 @@ class TokenLog:
         self.ids = array("I")
         self.logprobs: list[Logprobs] | None = [] if with_logprobs else None
         self.end: End | None = None
-        self.released = False
         self.cursor: Cursor | None = None

@@ -13,6 +13,7 @@ from services.runtime.error_tree import InvalidRequest
 from services.scheduler.call import Rows
 from services.scheduler.effects import Load
 from services.scheduler.engine.api import Logprobs, SamplingSpec
+from services.scheduler.ownership import Claimed, Reconciled
 from services.scheduler.submission import ChoiceStart, Route, Submission, TextPlan
 from services.scheduler.token_log import End, TokenLog
 from tailrace.v1 import common_pb2, scheduler_pb2
@@ -51,6 +52,48 @@ def parse_route_key(pb: scheduler_pb2.RouteKey) -> tuple[Route, int]:
     if not pb.generation:
         raise InvalidRequest("route.generation", "must be at least 1")
     return _parse_route(pb.tokenizer, pb.tokenizer_epoch, "route.tokenizer"), pb.generation
+
+
+def parse_owner(tokenizer: str, epoch: int) -> Route:
+    """Who asks. Raises InvalidRequest."""
+    return _parse_route(tokenizer, epoch, "tokenizer")
+
+
+def parse_sender(
+    pb: scheduler_pb2.SchedulerServiceAbortRequest | scheduler_pb2.SchedulerServiceReleaseRequest,
+) -> Route | None:
+    """Who sends an Abort or a Release; None where it doesn't say. Raises InvalidRequest."""
+    return parse_owner(pb.tokenizer, pb.tokenizer_epoch) if pb.HasField("tokenizer") else None
+
+
+def parse_claim(pb: scheduler_pb2.ClaimRequest) -> tuple[str, str, Route, int]:
+    """Tenant, request, new owner, the number for its count. Raises InvalidRequest."""
+    if not pb.request_id:
+        raise InvalidRequest("request_id", "must not be empty")
+    if not pb.attempt_number:
+        raise InvalidRequest("attempt_number", "must be at least 1")
+    return pb.tenant, pb.request_id, parse_owner(pb.tokenizer, pb.tokenizer_epoch), pb.attempt_number
+
+
+def claimed_to_wire(epoch: int, claimed: Claimed) -> scheduler_pb2.ClaimResponse:
+    """The answer to a Claim."""
+    return scheduler_pb2.ClaimResponse(
+        epoch=epoch,
+        fence=claimed.fence,
+        attempt_id=claimed.attempt_id,
+        record=claimed.record,
+        earlier_attempt_ids=claimed.earlier_attempt_ids,
+    )
+
+
+def reconciled_to_wire(epoch: int, reconciled: Reconciled) -> scheduler_pb2.ReconcileResponse:
+    """The answer to a Reconcile."""
+    return scheduler_pb2.ReconcileResponse(
+        epoch=epoch,
+        released_attempt_ids=reconciled.released,
+        missing_attempt_ids=reconciled.missing,
+        stale_attempt_ids=reconciled.stale,
+    )
 
 
 def parse_abort_reason(value: int) -> FinishReason:

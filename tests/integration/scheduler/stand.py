@@ -113,10 +113,22 @@ class Stand:
             await reader.read_hello()
             yield reader
 
+    async def claim(self, request_id: str, epoch: int, attempt_number: int = 1) -> scheduler_pb2.ClaimResponse:
+        """By another epoch of the tokenizer."""
+        request = scheduler_pb2.ClaimRequest(
+            request_id=request_id, tokenizer=TOKENIZER, tokenizer_epoch=epoch, attempt_number=attempt_number
+        )
+        response: scheduler_pb2.ClaimResponse = await self.stub.Claim(request)
+        return response
+
+    async def released(self, *attempt_ids: int) -> None:
+        """Returns when the scheduler has forgotten these."""
+        await self._changed_until(lambda: not set(attempt_ids) & set(self.core.attempts))
+
     @asynccontextmanager
-    async def loads(self) -> AsyncIterator[Any]:
+    async def loads(self, epoch: int = EPOCH) -> AsyncIterator[Any]:
         """An open load stream."""
-        request = scheduler_pb2.StreamLoadRequest(tokenizer=TOKENIZER, tokenizer_epoch=EPOCH)
+        request = scheduler_pb2.StreamLoadRequest(tokenizer=TOKENIZER, tokenizer_epoch=epoch)
         async with open_stream(lambda: self.stub.StreamLoad(request)) as call:
             yield call
 
@@ -144,10 +156,13 @@ class Stand:
 
     async def idle(self) -> None:
         """Returns when nothing waits or runs and the engine was told of every end."""
+        await self._changed_until(lambda: not self.core.has_work and not self.core.open_sequences)
+
+    async def _changed_until(self, reached: Callable[[], bool]) -> None:
         assert self.app._serving is not None
         changed = asyncio.Event()
         with self.app._serving.loop.watching(changed.set):
-            while self.core.has_work or self.core.open_sequences:
+            while not reached():
                 changed.clear()
                 await asyncio.wait_for(changed.wait(), WAIT_S)
 

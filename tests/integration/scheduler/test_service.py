@@ -12,7 +12,7 @@ from services.runtime.errors import (
     Unavailable,
     from_rpc_error,
 )
-from tailrace.v1 import admin_pb2, common_pb2, scheduler_pb2
+from tailrace.v1 import admin_pb2, common_pb2
 from tests.integration.scheduler.stand import scheduler, submit_pb
 from tests.unit.scheduler.driver import Driver
 
@@ -267,13 +267,6 @@ async def test_past_the_drain_bound_what_is_left_gets_its_end_and_the_stream_its
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             await reader.read()
         assert isinstance(from_rpc_error(ended.value), Unavailable)
-
-
-async def test_claim_and_reconcile_are_not_offered_yet() -> None:
-    async with scheduler() as stand:
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await stand.stub.Claim(scheduler_pb2.ClaimRequest(request_id="r"))
-        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 async def test_a_step_that_stands_still_is_not_ready_and_the_process_stays_alive() -> None:

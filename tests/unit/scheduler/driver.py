@@ -13,6 +13,7 @@ from services.scheduler.effects import Effect, Opened
 from services.scheduler.engine.api import SamplingSpec
 from services.scheduler.engine.fake import FakeConfig, FakeEngine
 from services.scheduler.execution import execute
+from services.scheduler.ownership import Claimed, Reconciled
 from services.scheduler.publisher import Publisher
 from services.scheduler.sequence import Sequence as Running
 from services.scheduler.submission import ChoiceStart, Route, Submission
@@ -57,11 +58,26 @@ class Driver:
                 self.logs.update({(log.attempt_id, log.choice): log for log in effect.logs})
         return self._perform(effects)
 
-    def abort(self, *attempt_ids: int, reason: FinishReason = FinishReason.ABORTED) -> list[Effect]:
-        return self._perform(self.core.abort(attempt_ids, reason, self.now))
+    def abort(
+        self, *attempt_ids: int, reason: FinishReason = FinishReason.ABORTED, sender: Route | None = None
+    ) -> list[Effect]:
+        return self._perform(self.core.abort(attempt_ids, reason, self.now, sender))
 
-    def release(self, *attempt_ids: int) -> list[Effect]:
-        return self._perform(self.core.release(attempt_ids, self.now))
+    def release(self, *attempt_ids: int, sender: Route | None = None) -> list[Effect]:
+        return self._perform(self.core.release(attempt_ids, self.now, sender))
+
+    def claim(self, request_id: str, owner: Route, attempt_number: int = 1) -> Claimed:
+        claimed, effects = self.core.claim("", request_id, owner, attempt_number, self.now)
+        self._perform(effects)
+        return claimed
+
+    def reconcile(self, owner: Route, highest: int, *live_ids: int) -> Reconciled:
+        reconciled, effects = self.core.reconcile(owner, highest, live_ids, self.now)
+        self._perform(effects)
+        return reconciled
+
+    def expire(self) -> list[Effect]:
+        return self._perform(self.core.expire(self.now))
 
     def begin(self) -> Plan:
         """The first half of a step: events may come before `finish`."""

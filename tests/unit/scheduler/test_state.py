@@ -4,13 +4,17 @@ import pytest
 
 from services.scheduler.state import (
     ATTEMPT_TRANSITIONS,
+    LEASE_TRANSITIONS,
     SEQUENCE_TRANSITIONS,
     AttemptEvent,
     AttemptPhase,
+    LeaseEvent,
+    LeasePhase,
     SequenceEvent,
     SequencePhase,
     UnexpectedEvent,
     next_attempt_phase,
+    next_lease_phase,
     next_sequence_phase,
 )
 
@@ -35,6 +39,20 @@ def test_every_pair_of_attempt_phase_and_event_is_in_the_table_or_raises(
     else:
         with pytest.raises(UnexpectedEvent, match=event.name):
             next_attempt_phase(phase, event)
+
+
+@pytest.mark.parametrize(("phase", "event"), list(product(LeasePhase, LeaseEvent)))
+def test_every_pair_of_lease_phase_and_event_is_in_the_table_or_raises(phase: LeasePhase, event: LeaseEvent) -> None:
+    if (phase, event) in LEASE_TRANSITIONS:
+        assert next_lease_phase(phase, event) is LEASE_TRANSITIONS[phase, event]
+    else:
+        with pytest.raises(UnexpectedEvent, match=event.name):
+            next_lease_phase(phase, event)
+
+
+def test_a_claim_moves_no_attempt_to_another_phase() -> None:
+    claims = {phase: after for (phase, event), after in ATTEMPT_TRANSITIONS.items() if event is AttemptEvent.CLAIM}
+    assert claims == {phase: phase for phase in (AttemptPhase.ACCEPTED, AttemptPhase.ENDED)}
 
 
 def test_an_ended_sequence_never_moves_again() -> None:
