@@ -36,11 +36,11 @@ class Path:
 
     def __init__(self, streams: int) -> None:
         self.ledger = Ledger(model_id="bench", max_open=streams, random_bits=random.Random(1).getrandbits)
-        self.ledger.route_opened(SCHEDULER, 1, 0.0)
+        self.ledger.attempts.route_opened(SCHEDULER, 1, 0.0)
         self.observer = Observer(TokenizerMetrics(CollectorRegistry()))
         gateways = Gateways(lambda entry, delivered: None, grace_s=30.0)
         self.call = gateways.connect(1)
-        self.route = RouteCall(self.ledger, SCHEDULER, 1)
+        self.route = RouteCall(self.ledger.attempts, SCHEDULER, 1)
         starts = []
         for stream in range(streams):
             request = ValidRequest(request_id=f"r{stream}", prompt=IdsPrompt((1,)), sampling=Sampling(seed=1))

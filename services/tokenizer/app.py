@@ -62,7 +62,7 @@ class TokenizerApp:
                 config.detokenizers,
                 name=runtime.name,
                 hello=self._hello,
-                ledger=self._ledger,
+                attempts=self._ledger.attempts,
                 perform=self._shell.perform,
                 on_change=self._routes_changed,
                 clock=runtime.clock,

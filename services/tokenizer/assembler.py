@@ -12,7 +12,7 @@ from itertools import repeat
 
 from services.protocol.answer import ChoiceLog, IntegrityError
 from services.protocol.events import Failure, Finish, FinishReason, StopMatch, TokenInfo
-from services.tokenizer.core import Ledger
+from services.tokenizer.attempts import Attempts
 from services.tokenizer.effects import Effects, Progressed, Resubscribe, SendRelease, Wake
 from services.tokenizer.entry import Attempt, Entry
 
@@ -83,8 +83,8 @@ class _Slot:
 class RouteCall:
     """One StreamText call's sequences. `repeated_tokens` counts those that were here already."""
 
-    def __init__(self, ledger: Ledger, scheduler: str, epoch: int) -> None:
-        self._ledger = ledger
+    def __init__(self, attempts: Attempts, scheduler: str, epoch: int) -> None:
+        self._attempts = attempts
         self._scheduler = scheduler
         self._epoch = epoch
         self._slots: dict[int, _Slot | None] = {}
@@ -111,7 +111,7 @@ class RouteCall:
 
     def _start(self, start: TextStart) -> Effects:
         self._sequences.setdefault(start.attempt_id, []).append(start.sequence)
-        attempt = self._ledger.attempt(start.attempt_id)
+        attempt = self._attempts.get(start.attempt_id)
         if attempt is None:
             # The scheduler holds what nobody here remembers: it is told, and its rows are passed over.
             self._slots[start.sequence] = None
@@ -120,7 +120,7 @@ class RouteCall:
         if start.choice >= len(entry.log.choices):
             raise _Gap(f"a sequence for choice {start.choice} of {len(entry.log.choices)}")
         self._slots[start.sequence] = _Slot(attempt, start.choice, entry, entry.log.choices[start.choice])
-        effects = self._ledger.accepted(attempt, self._epoch)
+        effects = self._attempts.accepted(attempt, self._epoch)
         attempt.in_call = True
         return effects
 
@@ -159,7 +159,7 @@ class RouteCall:
             return []
         if token_offset > len(slot.log.token_ids) or text_offset > slot.log.text_length:
             self._gap(slot, str(error))
-        return self._ledger.spoiled(slot.attempt, str(error), now)
+        return self._attempts.spoiled(slot.attempt, str(error), now)
 
     def _gap(self, slot: _Slot, why: str) -> None:
         """Raises, so that the call ends and the next one starts over; returns once that has been tried too often."""
@@ -169,9 +169,9 @@ class RouteCall:
 
     def _engine_ended(self, end: EngineEnd, now: float) -> Effects:
         slot = self._slot(end.sequence)
-        return (
-            [] if slot is None else self._ledger.engine_ended(slot.attempt, slot.choice, end.cached_prompt_tokens, now)
-        )
+        if slot is None:
+            return []
+        return self._attempts.engine_ended(slot.attempt, slot.choice, end.cached_prompt_tokens, now)
 
     def _finish(self, finish: TextFinish, now: float) -> Effects:
         slot = self._slot(finish.sequence)
@@ -180,20 +180,20 @@ class RouteCall:
         if finish.text_offset > slot.log.text_length:
             why = f"a finish at code point {finish.text_offset} after {slot.log.text_length}"
             self._gap(slot, why)
-            return self._ledger.spoiled(slot.attempt, why, now)
+            return self._attempts.spoiled(slot.attempt, why, now)
         event = Finish(slot.choice, finish.reason, finish.token_offset, finish.stop, finish.error)
         try:
             if finish.text_offset < slot.log.text_length or finish.token_offset < len(slot.log.token_ids):
                 raise IntegrityError(f"a finish at token {finish.token_offset}, before what was sent")
-            return self._ledger.finish(slot.attempt, event, now)
+            return self._attempts.finish(slot.attempt, event, now)
         except IntegrityError as error:
-            return self._ledger.spoiled(slot.attempt, str(error), now)
+            return self._attempts.spoiled(slot.attempt, str(error), now)
 
     def _released(self, attempt_id: int, now: float) -> Effects:
         for sequence in self._sequences.pop(attempt_id, ()):
             del self._slots[sequence]
-        attempt = self._ledger.attempt(attempt_id)
-        return [] if attempt is None else self._ledger.marker_seen(attempt, now)
+        attempt = self._attempts.get(attempt_id)
+        return [] if attempt is None else self._attempts.marker_seen(attempt, now)
 
     def _slot(self, sequence: int) -> _Slot | None:
         try:

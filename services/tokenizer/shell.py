@@ -166,7 +166,7 @@ class Shell:
         now = self._clock.now()
         self.perform(self._ledger.end_all(now))
         for link in self._links.values():
-            self.perform(self._ledger.route_lost(link.address, now))
+            self.perform(self._ledger.attempts.route_lost(link.address, now))
         flushing = [asyncio.create_task(link.close(timeout_s)) for link in self._links.values()]
         try:
             async with asyncio.timeout(timeout_s):

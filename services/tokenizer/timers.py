@@ -32,3 +32,8 @@ class Timers:
         """Entries whose moment has come, each taken out; once per moment."""
         while self._heap and self._heap[0][0] <= now:
             yield heapq.heappop(self._heap)[2]
+
+
+def past(moment: float | None, grace_s: float, now: float) -> bool:
+    """Whether a moment, if there was one, is this long ago."""
+    return moment is not None and now >= moment + grace_s

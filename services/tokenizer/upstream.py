@@ -20,8 +20,8 @@ from services.runtime.errors import Unavailable, from_rpc_error
 from services.runtime.log import get_logger
 from services.runtime.metrics import TokenizerMetrics
 from services.tokenizer.assembler import RouteCall
+from services.tokenizer.attempts import Attempts
 from services.tokenizer.backoff import Backoff
-from services.tokenizer.core import Ledger
 from services.tokenizer.effects import Effects
 from services.tokenizer.entry import Attempt
 from services.tokenizer.wire import submit_to_wire, text_batch_from_wire
@@ -55,7 +55,7 @@ class SchedulerLink:
         *,
         name: str,
         hello: Hello,
-        ledger: Ledger,
+        attempts: Attempts,
         perform: Perform,
         on_change: Callable[[], None],
         clock: Clock,
@@ -70,7 +70,7 @@ class SchedulerLink:
         self._detokenizers = detokenizers
         self._name = name
         self._hello = hello
-        self._ledger = ledger
+        self._attempts = attempts
         self._perform = perform
         self._on_change = on_change
         self._clock = clock
@@ -115,15 +115,15 @@ class SchedulerLink:
             except grpc.aio.AioRpcError as error:
                 now = self._clock.now()
                 if not _unanswered(error):
-                    self._perform(self._ledger.submit_refused(attempt.attempt_id, from_rpc_error(error), now))
+                    self._perform(self._attempts.submit_refused(attempt.attempt_id, from_rpc_error(error), now))
                     return
-                if now >= give_up_at or self._ledger.attempt(attempt.attempt_id) is None:
+                if now >= give_up_at or self._attempts.get(attempt.attempt_id) is None:
                     unavailable = Unavailable(f"scheduler {self.address} does not answer")
-                    self._perform(self._ledger.submit_failed(attempt.attempt_id, unavailable, now))
+                    self._perform(self._attempts.submit_failed(attempt.attempt_id, unavailable, now))
                     return
                 await asyncio.sleep(min(backoff.next(), give_up_at - now))
             else:
-                self._perform(self._ledger.submit_answered(attempt.attempt_id, response.epoch, self._clock.now()))
+                self._perform(self._attempts.submit_answered(attempt.attempt_id, response.epoch, self._clock.now()))
                 return
 
     def abort(self, attempt_id: int) -> None:
@@ -178,7 +178,7 @@ class SchedulerLink:
             epoch = await self._release(releases)
             for attempt_id in releases:
                 self._releases.pop(attempt_id, None)
-            self._perform(self._ledger.release_answered(releases, epoch, self._clock.now()))
+            self._perform(self._attempts.release_answered(releases, epoch, self._clock.now()))
 
     async def _release(self, attempt_ids: Sequence[int]) -> int:
         request = scheduler_pb2.SchedulerServiceReleaseRequest(attempt_ids=attempt_ids)
@@ -195,7 +195,7 @@ class SchedulerLink:
             if self.live:
                 backoff.reset()
             self._set_live(False, f"{self._detokenizers[at]}: {why}")
-            self._perform(self._ledger.route_lost(self.address, self._clock.now()))
+            self._perform(self._attempts.route_lost(self.address, self._clock.now()))
             await self._look_for_scheduler()
             await asyncio.sleep(backoff.next())
 
@@ -246,9 +246,9 @@ class SchedulerLink:
         self.context_length = scheduler.context_length
         self._refusing_since = None
         self._metrics.route_opens_total.inc()
-        self._perform(self._ledger.route_opened(self.address, scheduler.epoch, self._clock.now()))
+        self._perform(self._attempts.route_opened(self.address, scheduler.epoch, self._clock.now()))
         self._set_live(True, "")
-        return RouteCall(self._ledger, self.address, scheduler.epoch)
+        return RouteCall(self._attempts, self.address, scheduler.epoch)
 
     def _route(self) -> detokenizer_pb2.StreamTextRequest:
         key = scheduler_pb2.RouteKey(
@@ -269,13 +269,13 @@ class SchedulerLink:
                 self._refused()
             return
         self._refusing_since = None
-        self._perform(self._ledger.scheduler_seen(self.address, epoch, self._clock.now()))
+        self._perform(self._attempts.scheduler_seen(self.address, epoch, self._clock.now()))
 
     def _refused(self) -> None:
         now = self._clock.now()
         self._refusing_since = self._refusing_since or now
         if now >= self._refusing_since + self._engine_grace_s:
-            self._perform(self._ledger.scheduler_lost(self.address, now))
+            self._perform(self._attempts.scheduler_lost(self.address, now))
 
     def _set_live(self, live: bool, why_not: str) -> None:
         if (live, why_not) == (self.live, self.why_not):

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from services.protocol.events import ErrorCode, FinishReason
-from services.tokenizer.core import EPOCH_GRACE_S, MARKER_GRACE_S
+from services.tokenizer.attempts import EPOCH_GRACE_S, MARKER_GRACE_S
 from services.tokenizer.state import CallerPhase, EnginePhase
 from tests.unit.tokenizer.world import SCHEDULER, Caller, World
 
@@ -117,7 +117,7 @@ def test_a_submit_that_nobody_answered_is_refused_and_buried(world: World) -> No
 def test_an_attempt_of_an_epoch_that_is_not_the_routes_is_lost_after_a_grace(world: World) -> None:
     caller = opened(world)
     attempt = caller.entry.attempts[0]
-    world.perform(world.ledger.submit_answered(attempt.attempt_id, 999, world.now))
+    world.perform(world.ledger.attempts.submit_answered(attempt.attempt_id, 999, world.now))
     world.pass_time(EPOCH_GRACE_S - 0.1)
     assert not caller.entry.completed
     world.pass_time(0.2)
@@ -132,7 +132,7 @@ def test_a_scheduler_that_is_given_up_ends_what_it_had_and_not_what_is_on_its_wa
     coming = world.open("other")
     assert coming is not None
     world.cut()
-    world.perform(world.ledger.scheduler_lost(SCHEDULER, world.now))
+    world.perform(world.ledger.attempts.scheduler_lost(SCHEDULER, world.now))
     assert had.entry.completed
     assert had.entry.attempts[0].released
     assert not coming.entry.completed

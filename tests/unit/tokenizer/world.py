@@ -70,6 +70,7 @@ class World:
     def __init__(self, max_open: int = 50) -> None:
         self.now = 100.0
         self.ledger = Ledger(model_id="m", max_open=max_open, random_bits=random.Random(5).getrandbits)
+        self.attempts = self.ledger.attempts
         self.epoch = 1
         self.refuses = False
         self.sequences: dict[tuple[int, int], Sequence] = {}
@@ -134,11 +135,11 @@ class World:
         attempt_id, epoch = attempt.attempt_id, self.epoch
         if not answered:
             self._accept(attempt)
-            self.answers.append(lambda: self.ledger.submit_failed(attempt_id, Unavailable("no answer"), self.now))
+            self.answers.append(lambda: self.attempts.submit_failed(attempt_id, Unavailable("no answer"), self.now))
         elif self._accept(attempt):
-            self.answers.append(lambda: self.ledger.submit_answered(attempt_id, epoch, self.now))
+            self.answers.append(lambda: self.attempts.submit_answered(attempt_id, epoch, self.now))
         else:
-            self.answers.append(lambda: self.ledger.submit_refused(attempt_id, PreconditionFailed("no"), self.now))
+            self.answers.append(lambda: self.attempts.submit_refused(attempt_id, PreconditionFailed("no"), self.now))
 
     def arrive_abort(self, attempt_id: int) -> None:
         """Abort reaches the scheduler."""
@@ -158,7 +159,7 @@ class World:
         if answered:
             self.releases.pop(attempt_id, None)
             epoch = self.epoch
-            self.answers.append(lambda: self.ledger.release_answered([attempt_id], epoch, self.now))
+            self.answers.append(lambda: self.attempts.release_answered([attempt_id], epoch, self.now))
 
     def arrive_answer(self, index: int) -> None:
         """An answer comes back."""
@@ -205,14 +206,14 @@ class World:
         if self.route is not None:
             self.route = None
             self.pipe.clear()
-            self.perform(self.ledger.route_lost(SCHEDULER, self.now))
+            self.perform(self.attempts.route_lost(SCHEDULER, self.now))
 
     def connect(self) -> None:
         """A new call of the route: every sequence from token 0."""
         self.cut()
-        self.route = RouteCall(self.ledger, SCHEDULER, self.epoch)
+        self.route = RouteCall(self.attempts, SCHEDULER, self.epoch)
         self.numbers = {}
-        self.perform(self.ledger.route_opened(SCHEDULER, self.epoch, self.now))
+        self.perform(self.attempts.route_opened(SCHEDULER, self.epoch, self.now))
         for sequence in self.sequences.values():
             self._start(sequence)
             self.resend(sequence)

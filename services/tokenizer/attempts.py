@@ -1,0 +1,193 @@
+"""What happens to attempts at their schedulers: answers to Submit and Release, output, ends, lost incarnations.
+
+Events in, effects out, as in core.py. All times are monotonic seconds, given with each event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from services.protocol.events import ErrorCode, Failure, Finish, FinishReason
+from services.runtime.error_tree import TailraceError
+from services.tokenizer.book import Book
+from services.tokenizer.effects import Accept, Effects, SendRelease, Unacceptable, Wake
+from services.tokenizer.entry import Attempt
+from services.tokenizer.state import EngineEvent, EnginePhase
+from services.tokenizer.timers import past
+
+MARKER_GRACE_S = 10.0
+"""How long a release marker may take after Release was answered; then the attempt counts as released without it."""
+
+EPOCH_GRACE_S = 3.0
+"""How long an attempt's epoch and its route's may differ: one of the two is old, and by then it is known which."""
+
+
+class Attempts:
+    """Every attempt that is not released, and what becomes of it."""
+
+    def __init__(self, book: Book) -> None:
+        self._book = book
+        self._epochs: dict[str, int] = {}
+
+    def __iter__(self) -> Iterator[Attempt]:
+        return iter(self._book.attempts.values())
+
+    def get(self, attempt_id: int) -> Attempt | None:
+        """An attempt that is not released."""
+        return self._book.attempts.get(attempt_id)
+
+    # -- Submit and Release
+
+    def submit_answered(self, attempt_id: int, epoch: int, now: float) -> Effects:
+        """The scheduler has the attempt."""
+        attempt = self._book.attempts.get(attempt_id)
+        if attempt is None:
+            return []
+        attempt.settled = True
+        effects = self.accepted(attempt, epoch)
+        if self._in_doubt(attempt):
+            attempt.doubted_at = now
+            self._book.timers.add(now + EPOCH_GRACE_S, attempt.entry)
+        return [*effects, *self._book.settle(attempt.entry, now)]
+
+    def submit_refused(self, attempt_id: int, error: TailraceError, now: float) -> Effects:
+        """The scheduler does not have the attempt, and said why."""
+        attempt = self._book.attempts.get(attempt_id)
+        if attempt is None:
+            return []
+        attempt.settled = True
+        if attempt.phase not in (EnginePhase.SUBMITTING, EnginePhase.RELEASING):
+            return []
+        effects = self._book.refuse(attempt.entry, error, now)
+        if attempt.epoch == 0:
+            effects += self._book.released(attempt, EngineEvent.REFUSED, now)
+        return [*effects, *self._book.settle(attempt.entry, now)]
+
+    def submit_failed(self, attempt_id: int, error: TailraceError, now: float) -> Effects:
+        """Nobody knows whether the scheduler has the attempt: Release keeps a late Submit out."""
+        attempt = self._book.attempts.get(attempt_id)
+        if attempt is None:
+            return []
+        attempt.settled = True
+        effects = [] if attempt.epoch else self._book.refuse(attempt.entry, error, now)
+        return [*effects, *self._book.settle(attempt.entry, now)]
+
+    def release_answered(self, attempt_ids: Iterable[int], epoch: int, now: float) -> Effects:
+        """The scheduler forgot these attempts, or left tombstones for them."""
+        effects: Effects = []
+        for attempt in self._book.known(attempt_ids):
+            attempt.release_answered_at, attempt.release_epoch = now, epoch
+            if attempt.epoch not in (0, epoch):
+                effects += self._lose(attempt, now)
+                continue
+            self._book.timers.add(now + MARKER_GRACE_S, attempt.entry)
+            effects += self._book.settle(attempt.entry, now)
+        return effects
+
+    # -- what the routes bring; see also assembler.py
+
+    def accepted(self, attempt: Attempt, epoch: int) -> Effects:
+        """An answer or an event proves that the scheduler has the attempt."""
+        if attempt.epoch == 0:
+            attempt.epoch = epoch
+            attempt.in_call = self._epochs.get(attempt.scheduler, 0) != 0
+        attempt.apply(EngineEvent.ACCEPTED)
+        effects = self._release_again(attempt)
+        entry = attempt.entry
+        if entry.accepted or entry.caller_is_final:
+            return effects
+        entry.accepted = True
+        return [*effects, Accept(entry)]
+
+    def _release_again(self, attempt: Attempt) -> Effects:
+        """A Release that another incarnation answered, before this one accepted the attempt, has released nothing."""
+        if attempt.release_answered_at is None or attempt.release_epoch == attempt.epoch:
+            return []
+        attempt.release_answered_at = None
+        return [SendRelease(attempt.scheduler, attempt.attempt_id)]
+
+    def finish(self, attempt: Attempt, finish: Finish, now: float) -> Effects:
+        """A choice of an unfinished answer ended, as the detokenizer judged it.
+
+        Raises IntegrityError when it had ended otherwise.
+        """
+        entry = attempt.entry
+        if not entry.log.finish(finish):
+            return []
+        return [*self._book.complete(entry, now), Wake((entry,)), *self._book.settle(entry, now)]
+
+    def engine_ended(self, attempt: Attempt, choice: int, cached_prompt_tokens: int, now: float) -> Effects:
+        """The engine ended a choice: its KV blocks are free."""
+        if attempt.released:
+            return []
+        attempt.ended_choices.add(choice)
+        attempt.cached_prompt_tokens = max(attempt.cached_prompt_tokens, cached_prompt_tokens)
+        if len(attempt.ended_choices) < len(attempt.entry.log.choices) or attempt.ended_at is not None:
+            return []
+        attempt.ended_at = now
+        attempt.apply(EngineEvent.ENDED)
+        return []
+
+    def marker_seen(self, attempt: Attempt, now: float) -> Effects:
+        """The scheduler has forgotten the attempt: nothing of it follows, in this call or another."""
+        attempt.marker_seen = True
+        if attempt.phase is not EnginePhase.RELEASING:
+            return self._lose(attempt, now)  # it did so without being told
+        return self._book.settle(attempt.entry, now)
+
+    def spoiled(self, attempt: Attempt, why: str, now: float) -> Effects:
+        """Two accounts of the attempt's output differ: nothing more of it may be sent."""
+        entry = attempt.entry
+        failure = Failure(ErrorCode.INTEGRITY, "Two accounts of the output differed.")
+        return [
+            Unacceptable(entry, why),
+            *self._book.end(entry, FinishReason.ERROR, now, failure),
+            *self._book.settle(entry, now),
+        ]
+
+    def route_opened(self, scheduler: str, epoch: int, now: float) -> Effects:
+        """A call to the scheduler's current incarnation is up; what another one had is lost."""
+        self._epochs[scheduler] = epoch
+        return self.scheduler_seen(scheduler, epoch, now)
+
+    def route_lost(self, scheduler: str, now: float) -> Effects:
+        """The call is over: no marker comes through it any more, and the next one starts from token 0."""
+        self._epochs[scheduler] = 0
+        effects: Effects = []
+        for attempt in self._book.at(scheduler):
+            attempt.in_call = False
+            effects += self._book.settle(attempt.entry, now)
+        return effects
+
+    def scheduler_seen(self, scheduler: str, epoch: int, now: float) -> Effects:
+        """The scheduler told its epoch: attempts that another one accepted are lost."""
+        lost = [attempt for attempt in self._book.at(scheduler) if attempt.epoch not in (0, epoch)]
+        return [effect for attempt in lost for effect in self._lose(attempt, now)]
+
+    def scheduler_lost(self, scheduler: str, now: float) -> Effects:
+        """The scheduler is given up: everything it had accepted is lost."""
+        lost = [attempt for attempt in self._book.at(scheduler) if attempt.epoch or attempt.settled]
+        return [effect for attempt in lost for effect in self._lose(attempt, now)]
+
+    def overdue(self, attempt: Attempt, now: float) -> Effects:
+        """Stops waiting for what should have come by now."""
+        if past(attempt.release_answered_at, MARKER_GRACE_S, now):
+            attempt.in_call = False
+        if past(attempt.doubted_at, EPOCH_GRACE_S, now) and self._in_doubt(attempt):
+            return self._lose(attempt, now)
+        return []
+
+    def _in_doubt(self, attempt: Attempt) -> bool:
+        """Whether its epoch and the route's differ: one of the two is old."""
+        current = self._epochs.get(attempt.scheduler, 0)
+        return bool(current and attempt.epoch and attempt.epoch != current)
+
+    def _lose(self, attempt: Attempt, now: float) -> Effects:
+        """The scheduler's incarnation that had the attempt is gone."""
+        if attempt.released:
+            return []
+        entry = attempt.entry
+        failure = Failure(ErrorCode.ENGINE_LOST, "The scheduler that ran the request died.")
+        effects = self._book.released(attempt, EngineEvent.LOST, now)
+        effects += self._book.end(entry, FinishReason.ERROR, now, failure)
+        return [*effects, *self._book.settle(entry, now)]
