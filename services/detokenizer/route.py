@@ -11,13 +11,12 @@ from services.detokenizer.core import Core
 from services.detokenizer.packing import merged, split, weight
 from services.detokenizer.state import ProtocolError
 from services.detokenizer.upstream import TokenStream
-from services.detokenizer.wire import heartbeat, read_batch, write_batch
+from services.detokenizer.wire import TextMessage, heartbeat, read_batch, write_batch
 from services.protocol.events import StopText
 from services.protocol.sender import MAX_BATCH_BYTES, Sender, Wakeup
 from services.runtime.errors import TailraceError, Unavailable
 from services.runtime.metrics import DetokenizerMetrics
 from services.text.vocabulary import Vocabulary
-from tailrace.v1.detokenizer_pb2 import StreamTextResponse
 
 MAX_UNSENT_BATCHES = 64
 """Batches read and not yet written: beyond it the scheduler waits, whose logs merge what comes meanwhile."""
@@ -40,7 +39,7 @@ class Route:
         self._tokens = tokens
         self._metrics = metrics
         self._on_fewer = on_fewer
-        self._sender: Sender[StreamTextResponse] = Sender(self._take, heartbeat)
+        self._sender: Sender[TextMessage] = Sender(self._take, heartbeat)
         self._cut: deque[TextBatch] = deque()
         self._unsent_batches = 0
         self._room = Wakeup()
@@ -51,7 +50,7 @@ class Route:
         if not self._ended.done():
             self._ended.set_result(why)
 
-    async def run(self, write: Callable[[StreamTextResponse], Awaitable[None]]) -> None:
+    async def run(self, write: Callable[[TextMessage], Awaitable[None]]) -> None:
         """Serves until something ends it, and raises that."""
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -74,7 +73,7 @@ class Route:
             while self._unsent_batches > MAX_UNSENT_BATCHES:
                 await self._room.wait()
 
-    def _take(self) -> StreamTextResponse | None:
+    def _take(self) -> TextMessage | None:
         if not self._cut:
             self._cut.extend(self._pieces())
         return write_batch(self._cut.popleft()) if self._cut else None

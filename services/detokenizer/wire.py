@@ -22,6 +22,9 @@ from services.protocol.wire import (
 )
 from tailrace.v1 import common_pb2, detokenizer_pb2, scheduler_pb2
 
+TextMessage = detokenizer_pb2.StreamTextResponse
+"""One message to the tokenizer; only this file looks inside."""
+
 
 def read_batch(pb: scheduler_pb2.TokenBatch, core: Core) -> None:
     """Gives the core everything that a batch says, in the order that the contract fixes. Raises ProtocolError."""
