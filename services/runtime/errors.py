@@ -158,8 +158,8 @@ async def answering(context: grpc.aio.ServicerContext[Any, Any], **fields: objec
     """Stands around a servicer method's body and turns what it raises into the call's status.
 
     A TailraceError becomes its status, a peer's status is passed on with its details. Anything else is a bug of ours:
-    it is logged with `fields` (give it the request_id) and answered INTERNAL without its text. Cancellation passes, and
-    so does a write to a caller who has left: gRPC ends such a call itself.
+    it is logged with `fields` (give it the request_id) and answered INTERNAL without its text. Cancellation passes. A
+    write to a peer who has left only ends the body: nobody waits for an answer.
     """
     try:
         yield
@@ -167,8 +167,11 @@ async def answering(context: grpc.aio.ServicerContext[Any, Any], **fields: objec
         await abort(context, error)
     except grpc.aio.AioRpcError as error:
         await abort(context, from_rpc_error(error))
-    except (grpc.aio.AbortError, grpc.aio.InternalError):
+    except grpc.aio.AbortError:
         raise
+    except grpc.aio.BaseError as error:
+        # gRPC's own: the call is over on the other side, or this server was stopped, so there is nobody to answer.
+        _log.debug("the peer left", why=str(error), **fields)
     except Exception:  # noqa: BLE001  # the process's edge
         _log.exception("servicer failed", **fields)
         await abort(context, InternalError("internal error; the server's log says more"))

@@ -1,5 +1,6 @@
 import asyncio
 import gc
+import logging
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -302,12 +303,14 @@ async def test_cancellation_passes_through_answering() -> None:
     gc.collect()  # an unretrieved exception would warn now, and warnings are errors
 
 
-async def test_a_write_to_a_caller_who_has_left_is_no_bug_of_ours(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("gone", ["the caller", "the server"])
+async def test_a_write_to_a_peer_who_has_left_is_no_bug_of_ours(gone: str, caplog: pytest.LogCaptureFixture) -> None:
     ended = asyncio.Event()
+    caplog.set_level(logging.DEBUG, "tailrace.runtime")
 
     async def write(request: bytes, context: Context) -> None:
         try:
-            async with answering(context):
+            async with answering(context, request_id="r-1"):
                 await context.write(b"one")
                 with suppress(asyncio.CancelledError):
                     await asyncio.Event().wait()
@@ -315,8 +318,13 @@ async def test_a_write_to_a_caller_who_has_left_is_no_bug_of_ours(caplog: pytest
         finally:
             ended.set()
 
-    async with served(Write=grpc.unary_stream_rpc_method_handler(write)) as (_, channel):
+    async with served(Write=grpc.unary_stream_rpc_method_handler(write)) as (server, channel):
         async with open_stream(partial(stream(channel, "Write"), b"")) as call:
             assert await call.read() == b"one"
+            if gone == "the server":
+                await server.stop(0)
         await ended.wait()
-    assert not [record for record in caplog.records if record.name == "tailrace.runtime"]
+    (record,) = [record for record in caplog.records if record.name == "tailrace.runtime"]
+    assert (record.levelno, record.getMessage()) == (logging.DEBUG, "the peer left")
+    assert vars(record)["fields"]["request_id"] == "r-1"
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
