@@ -5,11 +5,11 @@ import random
 import pytest
 
 from services.protocol.events import ErrorCode, FinishReason
-from services.runtime.errors import InvalidRequest, Overloaded, PreconditionFailed
+from services.runtime.errors import InvalidRequest, Overloaded, PreconditionFailed, Superseded
 from services.scheduler.admission import Limits
 from services.scheduler.state import SequencePhase
-from services.scheduler.submission import ChoiceStart
-from tests.unit.scheduler.driver import Driver, alone
+from services.scheduler.submission import ChoiceStart, Route
+from tests.unit.scheduler.driver import ROUTE, Driver, alone
 
 LONG_PROMPT = tuple(range(20, 80))
 
@@ -144,6 +144,36 @@ def test_08_more_than_fits_is_refused_and_nothing_live_is_evicted() -> None:
     driver.run()
     assert all(driver.ids(attempt_id) == alone(attempt_id) for attempt_id in accepted)
     assert set(driver.core.attempts) == set(accepted)
+
+
+def test_09_when_a_tokenizer_is_killed_what_is_claimed_goes_on_and_the_rest_ends_with_its_lease() -> None:
+    driver, survivor = Driver(limits=Limits(lease_grace_s=60.0)), Route("tokenizer-2", 1)
+    driver.core.hold_lease(ROUTE)
+    driver.core.hold_lease(survivor)
+    driver.submit(1, request_id="claimed", max_tokens=30)
+    driver.submit(2, request_id="forgotten", max_tokens=30)
+    driver.step()
+    driver.core.drop_lease(ROUTE, driver.now)
+    driver.claim("claimed", survivor)
+    driver.now += 60.0
+    driver.run()
+    assert set(driver.core.attempts) == {1}
+    assert driver.ids(1) == alone(1, max_tokens=30)
+    driver.release(1, sender=survivor)
+    driver.assert_idle()
+
+
+def test_09_a_tokenizer_that_was_stopped_and_wakes_up_after_the_claim_changes_nothing() -> None:
+    driver, survivor = Driver(), Route("tokenizer-2", 1)
+    driver.submit(1, request_id="x", max_tokens=30)
+    driver.step()
+    driver.claim("x", survivor)
+    driver.abort(1, sender=ROUTE)
+    driver.release(1, sender=ROUTE)
+    with pytest.raises(Superseded):
+        driver.submit(2, request_id="x")
+    driver.run()
+    assert driver.ids(1) == alone(1, max_tokens=30)
 
 
 def test_11_a_continuation_never_differs_from_what_was_already_sent() -> None:
