@@ -35,7 +35,9 @@ class Path:
     """A ledger with open requests, read by one gateway."""
 
     def __init__(self, streams: int) -> None:
-        self.ledger = Ledger(model_id="bench", max_open=streams, random_bits=random.Random(1).getrandbits)
+        self.ledger = Ledger(
+            model_id="bench", max_open=streams, engine_grace_s=1.0, random_bits=random.Random(1).getrandbits
+        )
         self.ledger.attempts.route_opened(SCHEDULER, 1, 0.0)
         self.observer = Observer(TokenizerMetrics(CollectorRegistry()))
         gateways = Gateways(lambda entry, delivered: None, grace_s=30.0)

@@ -44,7 +44,12 @@ class TokenizerApp:
         template = ChatTemplate(config.model)
         metrics = TokenizerMetrics(runtime.registry)
         self._hello = hello_of(runtime.epoch, card)
-        self._ledger = Ledger(model_id=card.model_id, max_open=config.max_open_requests, random_bits=secrets.randbits)
+        self._ledger = Ledger(
+            model_id=card.model_id,
+            max_open=config.max_open_requests,
+            engine_grace_s=config.engine_grace_s,
+            random_bits=secrets.randbits,
+        )
         self._gauges = LedgerGauges(self._ledger, metrics)
         self._links: dict[str, SchedulerLink] = {}
         self._shell = Shell(
@@ -68,7 +73,6 @@ class TokenizerApp:
                 clock=runtime.clock,
                 metrics=metrics,
                 submit_timeout_s=config.submit_timeout_s,
-                engine_grace_s=config.engine_grace_s,
             )
         self._gateways = Gateways(self._shell.end, grace_s=config.gateway_grace_s)
         text_calls = TextCalls(config.model, card, encoder, template, created_unix_ms=runtime.clock.unix_ms())

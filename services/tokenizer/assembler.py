@@ -117,9 +117,11 @@ class RouteCall:
             self._slots[start.sequence] = None
             return [SendRelease(self._scheduler, start.attempt_id)]
         entry = attempt.entry
-        if start.choice >= len(entry.log.choices):
-            raise _Gap(f"a sequence for choice {start.choice} of {len(entry.log.choices)}")
-        self._slots[start.sequence] = _Slot(attempt, start.choice, entry, entry.log.choices[start.choice])
+        if start.choice not in attempt.choices:
+            raise _Gap(f"a sequence for choice {start.choice}, which was not asked for")
+        slot = _Slot(attempt, start.choice, entry, entry.log.choices[start.choice])
+        # Another attempt has taken the place of an abandoned one; two at once must not write into one answer.
+        self._slots[start.sequence] = None if attempt.abandoned else slot
         effects = self._attempts.accepted(attempt, self._epoch)
         attempt.in_call = True
         return effects

@@ -12,6 +12,8 @@ from services.runtime.error_tree import TailraceError
 from services.tokenizer.book import Book
 from services.tokenizer.effects import Accept, Effects, SendRelease, Unacceptable, Wake
 from services.tokenizer.entry import Attempt
+from services.tokenizer.failover import Failover
+from services.tokenizer.schedulers import Schedulers
 from services.tokenizer.state import EngineEvent, EnginePhase
 from services.tokenizer.timers import past
 
@@ -25,9 +27,10 @@ EPOCH_GRACE_S = 3.0
 class Attempts:
     """Every attempt that is not released, and what becomes of it."""
 
-    def __init__(self, book: Book) -> None:
+    def __init__(self, book: Book, schedulers: Schedulers, failover: Failover) -> None:
         self._book = book
-        self._epochs: dict[str, int] = {}
+        self._schedulers = schedulers
+        self._failover = failover
 
     def __iter__(self) -> Iterator[Attempt]:
         return iter(self._book.attempts.values())
@@ -61,6 +64,7 @@ class Attempts:
         effects = self._book.refuse(attempt.entry, error, now)
         if attempt.epoch == 0:
             effects += self._book.released(attempt, EngineEvent.REFUSED, now)
+            effects += self._failover.refused(attempt, error, now)
         return [*effects, *self._book.settle(attempt.entry, now)]
 
     def submit_failed(self, attempt_id: int, error: TailraceError, now: float) -> Effects:
@@ -69,7 +73,10 @@ class Attempts:
         if attempt is None:
             return []
         attempt.settled = True
-        effects = [] if attempt.epoch else self._book.refuse(attempt.entry, error, now)
+        if attempt.epoch:
+            return self._book.settle(attempt.entry, now)
+        effects = self._book.refuse(attempt.entry, error, now)
+        self._failover.unanswered(attempt, now)
         return [*effects, *self._book.settle(attempt.entry, now)]
 
     def release_answered(self, attempt_ids: Iterable[int], epoch: int, now: float) -> Effects:
@@ -90,10 +97,12 @@ class Attempts:
         """An answer or an event proves that the scheduler has the attempt."""
         if attempt.epoch == 0:
             attempt.epoch = epoch
-            attempt.in_call = self._epochs.get(attempt.scheduler, 0) != 0
+            attempt.in_call = self._schedulers.epoch(attempt.scheduler) != 0
         attempt.apply(EngineEvent.ACCEPTED)
         effects = self._release_again(attempt)
         entry = attempt.entry
+        if not attempt.abandoned:
+            entry.stranded_at = None
         if entry.accepted or entry.caller_is_final:
             return effects
         entry.accepted = True
@@ -122,7 +131,7 @@ class Attempts:
             return []
         attempt.ended_choices.add(choice)
         attempt.cached_prompt_tokens = max(attempt.cached_prompt_tokens, cached_prompt_tokens)
-        if len(attempt.ended_choices) < len(attempt.entry.log.choices) or attempt.ended_at is not None:
+        if len(attempt.ended_choices) < len(attempt.choices) or attempt.ended_at is not None:
             return []
         attempt.ended_at = now
         attempt.apply(EngineEvent.ENDED)
@@ -147,12 +156,12 @@ class Attempts:
 
     def route_opened(self, scheduler: str, epoch: int, now: float) -> Effects:
         """A call to the scheduler's current incarnation is up; what another one had is lost."""
-        self._epochs[scheduler] = epoch
-        return self.scheduler_seen(scheduler, epoch, now)
+        self._schedulers.opened(scheduler, epoch)
+        return [*self.scheduler_seen(scheduler, epoch, now), *self._failover.resubmit()]
 
     def route_lost(self, scheduler: str, now: float) -> Effects:
         """The call is over: no marker comes through it any more, and the next one starts from token 0."""
-        self._epochs[scheduler] = 0
+        self._schedulers.closed(scheduler)
         effects: Effects = []
         for attempt in self._book.at(scheduler):
             attempt.in_call = False
@@ -167,7 +176,8 @@ class Attempts:
     def scheduler_lost(self, scheduler: str, now: float) -> Effects:
         """The scheduler is given up: everything it had accepted is lost."""
         lost = [attempt for attempt in self._book.at(scheduler) if attempt.epoch or attempt.settled]
-        return [effect for attempt in lost for effect in self._lose(attempt, now)]
+        effects = [effect for attempt in lost for effect in self._lose(attempt, now)]
+        return [*effects, *self._failover.resubmit()]
 
     def overdue(self, attempt: Attempt, now: float) -> Effects:
         """Stops waiting for what should have come by now."""
@@ -179,7 +189,7 @@ class Attempts:
 
     def _in_doubt(self, attempt: Attempt) -> bool:
         """Whether its epoch and the route's differ: one of the two is old."""
-        current = self._epochs.get(attempt.scheduler, 0)
+        current = self._schedulers.epoch(attempt.scheduler)
         return bool(current and attempt.epoch and attempt.epoch != current)
 
     def _lose(self, attempt: Attempt, now: float) -> Effects:
@@ -187,7 +197,6 @@ class Attempts:
         if attempt.released:
             return []
         entry = attempt.entry
-        failure = Failure(ErrorCode.ENGINE_LOST, "The scheduler that ran the request died.")
         effects = self._book.released(attempt, EngineEvent.LOST, now)
-        effects += self._book.end(entry, FinishReason.ERROR, now, failure)
+        effects += self._failover.lost(attempt, now)
         return [*effects, *self._book.settle(entry, now)]

@@ -33,10 +33,17 @@ class Book:
         self.current[entry.key] = entry
 
     def new_attempt(self, entry: Entry, scheduler: str) -> Attempt:
-        """One more run of an entry's choices."""
+        """One more run of an entry's unfinished choices."""
         self.highest_number += 1
         attempt_id = self._random_bits(64) or 1
-        attempt = Attempt(attempt_id=attempt_id, number=self.highest_number, scheduler=scheduler, entry=entry)
+        attempt = Attempt(
+            attempt_id=attempt_id,
+            number=self.highest_number,
+            scheduler=scheduler,
+            entry=entry,
+            choices=tuple(choice for choice, log in enumerate(entry.log.choices) if log.finish is None),
+            progress_before=entry.progress,
+        )
         entry.attempts.append(attempt)
         self.attempts[attempt_id] = attempt
         return attempt

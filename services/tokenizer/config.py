@@ -25,7 +25,7 @@ class Config(ProcessConfig):
     max_prompt_bytes: int = option(4 << 20, help="longest prompt text, in UTF-8, that is encoded at all")
     submit_timeout_s: float = option(5.0, help="how long Submit is tried before the request is refused")
     gateway_grace_s: float = option(30.0, help="how long a gateway's requests outlive its event stream")
-    engine_grace_s: float = option(5.0, help="how long a scheduler may refuse connections before its requests end")
+    engine_grace_s: float = option(60.0, help="how long a request whose scheduler died waits for one to go on with")
 
     def __post_init__(self) -> None:
         super().__post_init__()

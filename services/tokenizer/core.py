@@ -15,6 +15,8 @@ from services.tokenizer.attempts import Attempts
 from services.tokenizer.book import Book
 from services.tokenizer.effects import Effects, Refuse, SendAbort, Submit
 from services.tokenizer.entry import Entry, Pinned
+from services.tokenizer.failover import Failover
+from services.tokenizer.schedulers import Schedulers
 from services.tokenizer.state import CallerEvent
 from services.tokenizer.timers import past
 
@@ -23,14 +25,21 @@ END_GRACE_S = 1.0
 
 
 class Ledger:
-    """Every open request of this process. `random_bits(k)` gives k random bits."""
+    """Every open request of this process. `random_bits(k)` gives k random bits.
 
-    def __init__(self, *, model_id: str, max_open: int, random_bits: Callable[[int], int]) -> None:
+    `engine_grace_s`: how long a request whose scheduler died waits for one to go on with.
+    """
+
+    def __init__(
+        self, *, model_id: str, max_open: int, engine_grace_s: float, random_bits: Callable[[int], int]
+    ) -> None:
         self._model_id = model_id
         self._max_open = max_open
         self._random_bits = random_bits
         self._book = Book(random_bits)
-        self.attempts = Attempts(self._book)
+        self.schedulers = Schedulers()
+        self._failover = Failover(self._book, self.schedulers, grace_s=engine_grace_s)
+        self.attempts = Attempts(self._book, self.schedulers, self._failover)
 
     def __len__(self) -> int:
         return len(self._book.entries)
@@ -65,6 +74,7 @@ class Ledger:
         self._book.enter(entry)
         if deadline is not None:
             self._book.timers.add(deadline + END_GRACE_S, entry)
+        self.schedulers.sent(scheduler, pinned.request.n)
         return entry, [Submit(self._book.new_attempt(entry, scheduler))]
 
     def delivered(self, entry: Entry, now: float) -> Effects:
@@ -97,7 +107,10 @@ class Ledger:
             return AbortOutcome.ABORTING, entry, []
         entry.aborted_at = now
         self._book.timers.add(now + END_GRACE_S, entry)
-        return AbortOutcome.ABORTING, entry, [SendAbort(attempt) for attempt in entry.attempts if not attempt.released]
+        running = [attempt for attempt in entry.attempts if not attempt.released and not attempt.abandoned]
+        if not running:
+            return AbortOutcome.ABORTING, entry, self._book.end(entry, FinishReason.ABORTED, now)
+        return AbortOutcome.ABORTING, entry, [SendAbort(attempt) for attempt in running]
 
     def end_all(self, now: float) -> Effects:
         """Shutting down: what is open ends with ABORTED, whole and at once."""
@@ -115,7 +128,7 @@ class Ledger:
         for entry in self._book.timers.due(now):
             if not entry.forgotten:
                 effects += self._overdue(entry, now)
-        return effects
+        return [*effects, *self._failover.resubmit()]
 
     def _overdue(self, entry: Entry, now: float) -> Effects:
         effects: Effects = []
@@ -126,6 +139,7 @@ class Ledger:
         if past(entry.aborted_at, END_GRACE_S, now):
             effects += self._book.refuse(entry, Unavailable("no scheduler accepted it in time"), now)
             effects += self._book.end(entry, FinishReason.ABORTED, now)
+        effects += self._failover.overdue(entry, now)
         for attempt in entry.attempts:
             effects += self.attempts.overdue(attempt, now)
         return [*effects, *self._book.settle(entry, now)]

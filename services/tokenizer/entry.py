@@ -40,7 +40,11 @@ class Pinned:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Entry:
-    """One request in the ledger. Times are monotonic seconds; `deadline` None: no limit."""
+    """One request in the ledger. Times are monotonic seconds; `deadline` None: no limit.
+
+    `stranded_at`: since when no scheduler has it, though one had; `fruitless`: attempts in a row that died without a
+    new token.
+    """
 
     tenant: str
     pinned: Pinned
@@ -54,6 +58,8 @@ class Entry:
     accepted: bool = False
     has_output: bool = False
     aborted_at: float | None = None
+    stranded_at: float | None = None
+    fruitless: int = 0
     progress_at: float = 0.0
     completed_at: float | None = None
     finished_at: float | None = None
@@ -84,6 +90,17 @@ class Entry:
         """Whether nobody will read it any more."""
         return self.caller in CALLER_FINAL
 
+    @property
+    def progress(self) -> int:
+        """Grows with everything that its answer gets: tokens and ends."""
+        return sum(len(log.token_ids) + (log.finish is not None) for log in self.log.choices)
+
+    @property
+    def on_trial(self) -> bool:
+        """Whether its latest attempt is still to show a new token."""
+        attempt = self.attempts[-1]
+        return not (attempt.released or self.completed or self.progress > attempt.progress_before)
+
     def usage_now(self) -> Usage:
         """The prompt once, the output over all choices.
 
@@ -92,7 +109,10 @@ class Entry:
         finishes = [log.finish for log in self.log.choices if log.finish is not None]
         return Usage(
             prompt_tokens=len(self.pinned.prompt_ids),
-            cached_prompt_tokens=max(attempt.cached_prompt_tokens for attempt in self.attempts),
+            # A continuation may find its output in the cache too.
+            cached_prompt_tokens=min(
+                max(attempt.cached_prompt_tokens for attempt in self.attempts), len(self.pinned.prompt_ids)
+            ),
             output_tokens=sum(finish.output_tokens for finish in finishes),
         )
 
@@ -103,8 +123,9 @@ class Entry:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Attempt:
-    """One run of an entry's choices on one scheduler.
+    """One run of an entry's unfinished choices on one scheduler.
 
+    `abandoned`: whether it runs is not known, and another attempt took its place. `progress_before`: the entry's.
     `epoch` is the scheduler's that accepted it, 0 while unknown. `in_call`: its sequences are, or will be, part of the
     route's current call, so that its release marker comes through it. `settled`: Submit has been answered or given up.
     """
@@ -113,6 +134,9 @@ class Attempt:
     number: int
     scheduler: str
     entry: Entry
+    choices: tuple[int, ...]
+    progress_before: int
+    abandoned: bool = False
     phase: EnginePhase = EnginePhase.SUBMITTING
     epoch: int = 0
     in_call: bool = False
@@ -137,7 +161,7 @@ class Attempt:
         if self.phase is EnginePhase.ENDED:
             return self.entry.caller_is_final
         working = self.phase in (EnginePhase.SUBMITTING, EnginePhase.RUNNING)
-        return working and (self.entry.caller_is_final or self.entry.completed)
+        return working and (self.entry.caller_is_final or self.entry.completed or self.abandoned)
 
     @property
     def nothing_follows(self) -> bool:

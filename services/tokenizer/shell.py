@@ -261,16 +261,12 @@ class Shell:
                 return await self._encoder.encode(text, add_special_tokens=False, field="messages")
 
     def _choose_scheduler(self) -> str:
-        """The live scheduler with the fewest attempts of ours. Raises Unavailable."""
-        open_at = {address: 0 for address, link in self._links.items() if link.live}
-        if not open_at:
+        """The least busy scheduler. Raises Unavailable."""
+        scheduler = self._ledger.schedulers.least_busy()
+        if scheduler is None:
             why = "; ".join(f"scheduler {link.address}: {link.why_not}" for link in self._links.values())
             raise Unavailable(f"no route is open: {why}", reason="NO_ROUTE")
-        if len(open_at) > 1:
-            for attempt in self._ledger.attempts:
-                if attempt.scheduler in open_at:
-                    open_at[attempt.scheduler] += 1
-        return min(open_at, key=lambda address: open_at[address])
+        return scheduler
 
     async def _accepted(self, entry: Entry, opener: asyncio.Future[None]) -> None:
         """Waits for the scheduler's word. A caller that leaves meanwhile is gone."""

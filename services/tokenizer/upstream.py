@@ -30,6 +30,9 @@ from tailrace.v1 import detokenizer_pb2, detokenizer_pb2_grpc, scheduler_pb2, sc
 CALL_TIMEOUT_S = 2.0
 """Of one unary call; repeated where it must arrive."""
 
+REFUSED_S = 1.0
+"""How long a scheduler may refuse connections before its requests go on without it."""
+
 DETAILS_KEY = "grpc-status-details-bin"
 
 # The peer did not answer; whether it acted is not known.
@@ -61,7 +64,6 @@ class SchedulerLink:
         clock: Clock,
         metrics: TokenizerMetrics,
         submit_timeout_s: float,
-        engine_grace_s: float,
     ) -> None:
         self.address = address
         self.live = False
@@ -76,7 +78,6 @@ class SchedulerLink:
         self._clock = clock
         self._metrics = metrics
         self._submit_timeout_s = submit_timeout_s
-        self._engine_grace_s = engine_grace_s
         self._channel = connect(address)
         self._scheduler = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
         self._text_channels = [connect(detokenizer) for detokenizer in detokenizers]
@@ -259,8 +260,8 @@ class SchedulerLink:
     async def _look_for_scheduler(self) -> None:
         """With the route down, asks the scheduler itself who it is: a new incarnation has nothing of the old one's.
 
-        One that refuses connections for longer than the grace is given up. One that merely does not answer may have
-        been stopped for a while, with all that it knows.
+        One that refuses connections for a while is given up. One that merely does not answer may have been stopped,
+        with all that it knows.
         """
         try:
             epoch = await self._release(())
@@ -274,7 +275,7 @@ class SchedulerLink:
     def _refused(self) -> None:
         now = self._clock.now()
         self._refusing_since = self._refusing_since or now
-        if now >= self._refusing_since + self._engine_grace_s:
+        if now >= self._refusing_since + REFUSED_S:
             self._perform(self._attempts.scheduler_lost(self.address, now))
 
     def _set_live(self, live: bool, why_not: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from services.protocol.answer import ChoiceLog
 from services.protocol.events import Completed
 from services.protocol.request import ChatPrompt, Sampling, Stopping, ValidRequest
 from services.protocol.wire import (
@@ -43,7 +44,7 @@ def text_batch_from_wire(pb: detokenizer_pb2.TextBatch) -> TextBatch:
 def submit_to_wire(
     attempt: Attempt, *, tokenizer: str, tokenizer_epoch: int, deadline_in_ms: int
 ) -> scheduler_pb2.SubmitRequest:
-    """A Submit of all the entry's choices from their beginning; `deadline_in_ms` 0: no limit."""
+    """A Submit of the attempt's choices, each with its output so far; `deadline_in_ms` 0: no limit."""
     entry = attempt.entry
     request = entry.pinned.request
     return scheduler_pb2.SubmitRequest(
@@ -55,7 +56,7 @@ def submit_to_wire(
         request_id=request.request_id,
         fence=1,
         prompt_ids=entry.pinned.prompt_ids,
-        choices=[scheduler_pb2.SubmitChoice(choice=choice) for choice in range(request.n)],
+        choices=[_choice_to_wire(choice, entry.log.choices[choice], request.logprobs) for choice in attempt.choices],
         sampling=_sampling_to_wire(request.sampling),
         stopping=_stopping_to_wire(request.stopping),
         text=_text_plan_to_wire(request),
@@ -103,6 +104,22 @@ def _finish_from_wire(pb: detokenizer_pb2.TextFinish) -> TextFinish:
         reason_from_wire(pb.reason),
         stop_from_wire(pb.stop) if pb.HasField("stop") else None,
         failure_from_wire(pb.error) if pb.HasField("error") else None,
+    )
+
+
+def _choice_to_wire(choice: int, log: ChoiceLog, logprobs: int | None) -> scheduler_pb2.SubmitChoice:
+    tokens = () if logprobs is None else log.tokens
+    return scheduler_pb2.SubmitChoice(
+        choice=choice,
+        output_ids=log.token_ids,
+        output_logprobs=[
+            scheduler_pb2.TokenLogprobs(
+                logprob=token.logprob,
+                top_ids=[top.token_id for top in token.top],
+                top_logprobs=[top.logprob for top in token.top],
+            )
+            for token in tokens
+        ],
     )
 
 

@@ -267,10 +267,46 @@ async def test_a_gap_inside_a_call_opens_the_next_one_and_loses_nothing(system: 
     assert (await gateway.completed(1)).texts == {0: "abc"}
 
 
-async def test_a_restarted_scheduler_ends_its_requests_with_engine_lost_and_serves_new_ones(
+async def test_a_restarted_scheduler_goes_on_where_the_dead_one_stopped(system: System, gateway: Gateway) -> None:
+    await gateway.open(1, options=Options(timeout_ms=60_000))
+    system.engine.tokens(system.engine.submits[0].attempt_id, [(5, "a"), (6, "b")])
+    await gateway.until(lambda: 1 in gateway.streams and gateway.streams[1].ids == {0: [5, 6]})
+    system.engine.restart()
+    await system.engine.until(lambda: len(system.engine.submits) == 2)
+    first, second = system.engine.submits
+    assert (first.attempt_number, second.attempt_number) == (1, 2)
+    assert first.attempt_id != second.attempt_id
+    assert [list(choice.output_ids) for choice in second.choices] == [[5, 6]]
+    assert (second.sampling, second.stopping) == (first.sampling, first.stopping)
+    assert 0 < second.deadline_in_ms <= first.deadline_in_ms
+    system.engine.tokens(second.attempt_id, [(5, "a"), (6, "b"), (7, "c")])
+    system.engine.finish(second.attempt_id)
+    stream = await gateway.completed(1)
+    assert stream.texts == {0: "abc"}
+    assert stream.completed is not None
+    assert stream.completed.usage.output_tokens == 3
+    await gateway.release(1)
+    await system.until_idle()
+
+
+async def test_a_replay_by_another_scheduler_that_differs_ends_as_an_integrity_error(
     system: System, gateway: Gateway
 ) -> None:
     await gateway.open(1)
+    system.engine.tokens(system.engine.submits[0].attempt_id, [(5, "a")])
+    await gateway.until(lambda: 1 in gateway.streams)
+    system.engine.restart()
+    await system.engine.until(lambda: len(system.engine.submits) == 2)
+    system.engine.tokens(system.engine.submits[1].attempt_id, [(6, "b")])
+    stream = await gateway.completed(1)
+    assert stream.texts == {0: "a"}
+    assert stream.finishes[0].error.code == common_pb2.ERROR_CODE_INTEGRITY
+
+
+async def test_a_caller_who_wants_no_failover_is_told_that_the_engine_was_lost_and_new_requests_are_served(
+    system: System, gateway: Gateway
+) -> None:
+    await gateway.open(1, options=Options(failover=generation_pb2.FAILOVER_NEVER))
     attempt_id = system.engine.submits[0].attempt_id
     system.engine.tokens(attempt_id, [(5, "a")])
     await gateway.until(lambda: 1 in gateway.streams)

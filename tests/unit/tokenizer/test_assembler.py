@@ -52,11 +52,11 @@ def test_an_engines_end_in_the_same_message_counts_before_the_finish(world: Worl
     caller = running(world)
     assert world.route is not None
     finish = TextFinish(1, 0, 0, FinishReason.STOP)
-    effects = world.route.apply(TextBatch(finishes=[finish], engine_ends=[EngineEnd(1, 7)]), 101.0)
+    effects = world.route.apply(TextBatch(finishes=[finish], engine_ends=[EngineEnd(1, 2)]), 101.0)
     assert not [effect for effect in effects if isinstance(effect, SendRelease)]
     assert caller.entry.attempts[0].phase is EnginePhase.ENDED
     assert caller.entry.log.usage is not None
-    assert caller.entry.log.usage.cached_prompt_tokens == 7
+    assert caller.entry.log.usage.cached_prompt_tokens == 2
 
 
 def test_a_repeated_row_wakes_nobody_and_is_counted(world: World) -> None:

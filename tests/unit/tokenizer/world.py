@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from services.protocol.answer import AnswerCursor
 from services.protocol.events import Completed, Delta, Finish, FinishReason, StopText
-from services.protocol.request import IdsPrompt, Sampling, ValidRequest
+from services.protocol.request import Failover, IdsPrompt, Sampling, ValidRequest
 from services.runtime.error_tree import AlreadyExists, Overloaded, PreconditionFailed, Unavailable
 from services.tokenizer.assembler import EngineEnd, RouteCall, TextBatch, TextFinish, TextStart
 from services.tokenizer.core import Ledger
@@ -34,6 +34,7 @@ from services.tokenizer.effects import (
 from services.tokenizer.entry import Attempt, Entry, Pinned
 
 SCHEDULER = "s"
+GRACE_S = 20.0
 
 
 @dataclass(eq=False)
@@ -69,7 +70,9 @@ class World:
 
     def __init__(self, max_open: int = 50) -> None:
         self.now = 100.0
-        self.ledger = Ledger(model_id="m", max_open=max_open, random_bits=random.Random(5).getrandbits)
+        self.ledger = Ledger(
+            model_id="m", max_open=max_open, engine_grace_s=GRACE_S, random_bits=random.Random(5).getrandbits
+        )
         self.attempts = self.ledger.attempts
         self.epoch = 1
         self.refuses = False
@@ -88,9 +91,13 @@ class World:
 
     # -- callers
 
-    def open(self, request_id: str = "r", n: int = 1, timeout_s: float | None = None) -> Caller | None:
+    def open(
+        self, request_id: str = "r", n: int = 1, timeout_s: float | None = None, failover: Failover = Failover.CONTINUE
+    ) -> Caller | None:
         """A request; None when the ledger refuses it."""
-        request = ValidRequest(request_id=request_id, prompt=IdsPrompt((1, 2)), n=n, sampling=Sampling(seed=7))
+        request = ValidRequest(
+            request_id=request_id, prompt=IdsPrompt((1, 2)), n=n, sampling=Sampling(seed=7), failover=failover
+        )
         try:
             entry, effects = self.ledger.open(
                 Pinned(request, [1, 2]),
@@ -290,11 +297,12 @@ class World:
     def _accept(self, attempt: Attempt) -> bool:
         if attempt.attempt_id in self.tombstones or self.refuses:
             return False
-        for choice in range(attempt.entry.pinned.request.n):
+        for choice in attempt.choices:
             key = attempt.attempt_id, choice
             if key not in self.sequences:
-                self.sequences[key] = Sequence(*key)
+                self.sequences[key] = Sequence(*key, list(attempt.entry.log.choices[choice].token_ids))
                 self._start(self.sequences[key])
+                self._put_rows(self.sequences[key], 0)
         return True
 
     def _start(self, sequence: Sequence) -> None:

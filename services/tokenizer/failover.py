@@ -1,0 +1,114 @@
+"""What becomes of a request whose scheduler died: it goes on elsewhere, or on the restarted one, from where it stood.
+
+A continuation carries the output that is here; what was not here yet is generated again. Attempts are bounded by
+progress, since a request may be what kills schedulers: one that was present at two deaths in a row without a new token
+is tried after all others and with no other such one, and ends at the third.
+"""
+
+from __future__ import annotations
+
+from services.protocol.events import ErrorCode, Failure, FinishReason
+from services.protocol.request import Failover as Choice
+from services.runtime.error_tree import Overloaded, TailraceError, Unavailable
+from services.tokenizer.book import Book
+from services.tokenizer.effects import Effects, Submit
+from services.tokenizer.entry import Attempt, Entry
+from services.tokenizer.schedulers import Schedulers
+from services.tokenizer.timers import past
+
+MAX_FRUITLESS = 3
+"""Attempts in a row that died without a new token, after which the request ends."""
+
+ALONE_AFTER = 2
+"""Such attempts after which it is tried alone."""
+
+_DIED = "The scheduler that ran the request died"
+
+
+class Failover:
+    """The requests that wait for a scheduler to go on with. `grace_s`: how long at most."""
+
+    def __init__(self, book: Book, schedulers: Schedulers, *, grace_s: float) -> None:
+        self._book = book
+        self._schedulers = schedulers
+        self._grace_s = grace_s
+        self._stranded: dict[Entry, None] = {}
+        self._alone: Entry | None = None
+
+    def lost(self, attempt: Attempt, now: float) -> Effects:
+        """The scheduler's incarnation that had the attempt is gone."""
+        entry = attempt.entry
+        if attempt.abandoned or entry.completed or entry.caller_is_final:
+            return []
+        if entry.aborted_at is not None:
+            return self._book.end(entry, FinishReason.ABORTED, now)
+        entry.fruitless = 0 if entry.progress > attempt.progress_before else entry.fruitless + 1
+        if entry.pinned.request.failover is Choice.NEVER:
+            return self._give_up(entry, f"{_DIED}.", now)
+        if entry.fruitless >= MAX_FRUITLESS:
+            return self._give_up(entry, f"{_DIED}, {MAX_FRUITLESS} times in a row without a new token.", now)
+        self._strand(entry, now)
+        return []
+
+    def refused(self, attempt: Attempt, error: TailraceError, now: float) -> Effects:
+        """A scheduler refused a continuation: for now, or for good."""
+        entry = attempt.entry
+        if attempt.abandoned or entry.completed or entry.caller_is_final:
+            return []
+        if not isinstance(error, Unavailable | Overloaded):
+            return self._give_up(entry, f"{_DIED}, and another refused to go on: {error.message}", now)
+        self._strand(entry, now)
+        return []
+
+    def unanswered(self, attempt: Attempt, now: float) -> None:
+        """Nobody knows whether a scheduler has the continuation: it is released there, and another one is made."""
+        entry = attempt.entry
+        if attempt.abandoned or entry.completed or entry.caller_is_final:
+            return
+        attempt.abandoned = True
+        self._strand(entry, now)
+
+    def resubmit(self) -> Effects:
+        """Submits what waits, as far as a scheduler is there."""
+        effects: Effects = []
+        for entry in sorted(self._stranded, key=lambda entry: entry.fruitless >= ALONE_AFTER):
+            if entry.completed or entry.caller_is_final:
+                del self._stranded[entry]
+                continue
+            scheduler = self._schedulers.least_busy()
+            if scheduler is None:
+                break
+            if self._may_be_tried(entry):
+                del self._stranded[entry]
+                effects.append(Submit(self._book.new_attempt(entry, scheduler)))
+                self._schedulers.sent(scheduler, len(entry.attempts[-1].choices))
+        return effects
+
+    def overdue(self, entry: Entry, now: float) -> Effects:
+        """Ends a request that found no scheduler in time; one that waits for its turn alone goes on waiting."""
+        if entry.completed or not past(entry.stranded_at, self._grace_s, now):
+            return []
+        if self._schedulers.least_busy() is not None and entry.fruitless >= ALONE_AFTER and entry in self._stranded:
+            self._wait(entry, now)
+            return []
+        return self._give_up(entry, f"{_DIED}, and none took its place in {self._grace_s:g} s.", now)
+
+    def _strand(self, entry: Entry, now: float) -> None:
+        self._stranded[entry] = None
+        if entry.stranded_at is None:
+            self._wait(entry, now)
+
+    def _wait(self, entry: Entry, now: float) -> None:
+        entry.stranded_at = now
+        self._book.timers.add(now + self._grace_s, entry)
+
+    def _may_be_tried(self, entry: Entry) -> bool:
+        if entry.fruitless < ALONE_AFTER:
+            return True
+        if self._alone is not None and self._alone.on_trial:
+            return False
+        self._alone = entry
+        return True
+
+    def _give_up(self, entry: Entry, why: str, now: float) -> Effects:
+        return self._book.end(entry, FinishReason.ERROR, now, Failure(ErrorCode.ENGINE_LOST, why))

@@ -1,0 +1,36 @@
+"""What is known of the schedulers: which incarnation stands behind each open route, and how busy it is."""
+
+from __future__ import annotations
+
+
+class Schedulers:
+    """The schedulers by address. One without an open route has no epoch and is not chosen."""
+
+    def __init__(self) -> None:
+        self._epochs: dict[str, int] = {}
+        self._sequences: dict[str, int] = {}
+
+    def epoch(self, scheduler: str) -> int:
+        """The incarnation behind its route; 0 without one."""
+        return self._epochs.get(scheduler, 0)
+
+    def opened(self, scheduler: str, epoch: int) -> None:
+        """Its route is open."""
+        self._epochs[scheduler] = epoch
+        self._sequences.setdefault(scheduler, 0)
+
+    def closed(self, scheduler: str) -> None:
+        """Its route is not open any more."""
+        self._epochs.pop(scheduler, None)
+
+    def loaded(self, scheduler: str, sequences: int) -> None:
+        """It told how many sequences wait and run there."""
+        self._sequences[scheduler] = sequences
+
+    def sent(self, scheduler: str, sequences: int) -> None:
+        """So many more are on their way to it, until it tells again."""
+        self._sequences[scheduler] = self._sequences.get(scheduler, 0) + sequences
+
+    def least_busy(self) -> str | None:
+        """Where the next attempt should go; None while no route is open."""
+        return min(self._epochs, key=self._sequences.__getitem__, default=None)
