@@ -158,8 +158,8 @@ async def in_process_stack(
             upstream = {"schedulers": schedulers, "detokenizers": (await services["detokenizer"].address(),)}
             services["tokenizer"].start(TokenizerConfig(**{**common, **upstream, **(tokenizer or {})}), TokenizerApp)
             del common["model"]
-            upstream = {"http_port": 0, "tokenizers": (await services["tokenizer"].address(),)}
-            services["gateway"].start(GatewayConfig(**{**common, **upstream, **(gateway or {})}), Gateway)
+            front = {"http_port": 0, "tokenizers": (await services["tokenizer"].address(),)}
+            services["gateway"].start(GatewayConfig(**{**common, **front, **(gateway or {})}), Gateway)
             await wait_ready(await services["gateway"].address())
         yield await _stack_of(services, model)
     finally:
