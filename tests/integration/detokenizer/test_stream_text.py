@@ -146,6 +146,34 @@ async def test_tokens_become_text_with_one_finish_and_the_engines_end_beside_it(
     assert not batch.finishes
 
 
+@pytest.mark.parametrize("bad", [300, 2**32 - 1])
+async def test_an_id_that_does_not_exist_ends_its_sequence_with_an_error_and_its_neighbour_goes_on(
+    detokenizer: Detokenizer, bad: int
+) -> None:
+    text, call = await detokenizer.open_route()
+    other = scheduler_pb2.SequenceStart(sequence=2, attempt_id=12, text=scheduler_pb2.TextPlan())
+    (letter,) = ids("a")
+    call.send(starts=[START, other], sequences=[1, 2], token_offsets=[0, 0], token_ids=[bad, letter])
+    call.send(sequences=[1, 2], token_offsets=[1, 1], token_ids=[letter, letter])
+    ends = [
+        scheduler_pb2.SequenceEnd(sequence=n, token_offset=2, reason=common_pb2.FINISH_REASON_LENGTH) for n in (1, 2)
+    ]
+    call.send(ends=ends)
+    finishes: dict[int, detokenizer_pb2.TextFinish] = {}
+    texts = {1: "", 2: ""}
+    while len(finishes) < 2:
+        batch = await next_news(text)
+        for sequence, piece in zip(batch.sequences, batch.texts, strict=True):
+            texts[sequence] += piece
+        finishes |= {finish.sequence: finish for finish in batch.finishes}
+    assert texts == {1: "", 2: "aa"}
+    assert (finishes[1].reason, finishes[1].error.code) == (
+        common_pb2.FINISH_REASON_ERROR,
+        common_pb2.ERROR_CODE_BAD_MODEL_OUTPUT,
+    )
+    assert finishes[2].reason == common_pb2.FINISH_REASON_LENGTH
+
+
 async def test_token_info_has_bytes_for_the_token_and_its_alternatives(detokenizer: Detokenizer) -> None:
     text, call = await detokenizer.open_route()
     start = scheduler_pb2.SequenceStart(sequence=1, attempt_id=11, text=scheduler_pb2.TextPlan(token_info=True))

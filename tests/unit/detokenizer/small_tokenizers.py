@@ -33,12 +33,12 @@ ADDED = ("<think>", "</think>", "ünï cöde", "<0xEA>!")
 
 
 @cache
-def byte_level() -> Tokenizer:
+def byte_level(words: tuple[str, ...] = WORDS) -> Tokenizer:
     """A byte-level vocabulary: 256 bytes, some words."""
     alphabet = {character: place for place, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     spell = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     vocabulary = dict(alphabet)
-    for word in WORDS:
+    for word in words:
         (piece, _), *_ = spell.pre_tokenize_str(word)
         vocabulary.setdefault(piece, len(vocabulary))
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from services.detokenizer.plan import TextPlan
 from services.protocol.events import FinishReason
 from services.text.vocabulary import Vocabulary, load_vocabulary
-from tests.tokenizer_files import FAMILIES, NotToBeHad, tokenizer_file
+from tests.tokenizer_files import FAMILIES, needed_tokenizer_file
 from tests.unit.detokenizer import laws
 from tests.unit.detokenizer.oracle import End
 from tests.unit.detokenizer.route import run
@@ -51,10 +51,7 @@ def load(path: Path) -> Family:
 def family(request: pytest.FixtureRequest) -> Family:
     if request.param == "smollm2":
         return load(request.getfixturevalue("model_directory") / "tokenizer.json")
-    try:
-        return load(tokenizer_file(request.param))
-    except NotToBeHad as reason:
-        pytest.skip(str(reason))
+    return load(needed_tokenizer_file(request.param))
 
 
 def text(family: Family, ids: list[int], *, begins_text: bool = True) -> str:
