@@ -84,5 +84,13 @@ class IncrementalDecoder:
     def _append(self, data: bytes) -> str:
         data = self.incomplete + data
         text, used = utf_8_decode(data, "replace", False)
-        self.incomplete = data[used:]
+        rest = data[used:]
+        if _is_half_a_surrogate(rest):
+            text, rest = text + "\ufffd\ufffd", b""
+        self.incomplete = rest
         return text
+
+
+def _is_half_a_surrogate(data: bytes) -> bool:
+    """Two bytes that no character begins with, but that Python's decoder keeps for its `surrogatepass`."""
+    return len(data) == 2 and data[0] == 0xED and data[1] >= 0xA0

@@ -23,6 +23,9 @@ from tests.unit.detokenizer.texts import Case, cases, examples
 
 STRINGS: dict[str, str] = json.loads((Path(__file__).parents[2] / "scenario/strings.json").read_text("utf-8"))
 TEXTS = [*STRINGS.values(), "literal <0xEA> and <|im_end|x>", "    if x:\n", "a\ufffd"]
+ALL_FAMILIES = ("smollm2", *FAMILIES)
+NIGHTLY_SEQUENCES = 100_000
+"""Over all families together: `make test-nightly`."""
 LENGTH = End(FinishReason.LENGTH)
 
 
@@ -47,7 +50,7 @@ def load(path: Path) -> Family:
     return Family(path.parent.name, Tokenizer.from_file(str(path)), vocabulary, cases(vocabulary))
 
 
-@pytest.fixture(scope="module", params=["smollm2", *FAMILIES])
+@pytest.fixture(scope="module", params=ALL_FAMILIES)
 def family(request: pytest.FixtureRequest) -> Family:
     if request.param == "smollm2":
         return load(request.getfixturevalue("model_directory") / "tokenizer.json")
@@ -87,7 +90,7 @@ def test_every_string_comes_back_byte_by_byte(family: Family) -> None:
         assert text(family, [single[bytes([byte])] for byte in string.encode()], begins_text=False) == string
 
 
-@settings(max_examples=examples(15))
+@settings(max_examples=examples(15, nightly=NIGHTLY_SEQUENCES // len(ALL_FAMILIES) + 1))
 @given(st.data())
 def test_the_laws_hold(family: Family, data: st.DataObject) -> None:
     case = data.draw(family.cases)
