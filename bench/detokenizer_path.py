@@ -1,23 +1,28 @@
-"""What a token costs in the detokenizer: a token batch in, a text batch out, without sockets.
+"""What a token costs in the detokenizer: a token batch in, a text batch out, without sockets, on one core.
 
-    python -m bench.detokenizer_path [--streams 256] [--steps 400] [--tokenizer FILE ...]
+    python -m bench.detokenizer_path [--streams 256] [--steps 200] [--tokenizer FILE ...]
 
 Prints CPU microseconds per token, with one token per stream and step: for the core alone (decoding, stops, columns) and
-with the messages on both sides (parse, build, serialise). Then the odd cases, at two sizes: their time must grow as
-their size does.
+with the messages on both sides (parse, build, serialise). Then odd texts at two sizes: their time must grow as their
+size does, and their memory not at all. All of it is written to build/bench/detokenizer-path.json as well.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import json
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
 from bench.machine import machine
+from bench.odd_texts import NEVER, OddText, cpu_us, odd_texts, peak_bytes
 from services.detokenizer.batch import SequenceStart
 from services.detokenizer.core import Core
 from services.detokenizer.plan import TextPlan
@@ -26,39 +31,73 @@ from services.text.vocabulary import Vocabulary, load_vocabulary
 from tailrace.v1 import scheduler_pb2
 
 ROOT = Path(__file__).resolve().parent.parent
+OUT = ROOT / "build/bench/detokenizer-path.json"
 TOKENIZERS = (
     ROOT / "build/model/smollm2-135m-instruct/tokenizer.json",
     ROOT / "build/tokenizers/llama3/tokenizer.json",
     ROOT / "build/tokenizers/llama2/tokenizer.json",
 )
-# `min_tokens` lets the stops be looked for without ever ending a stream.
 PLANS = {
     "no stops": TextPlan(),
-    "3 stops": TextPlan(stop=("\n\n\n", "User:", "###!"), min_tokens=1 << 30),
+    "3 stops": TextPlan(stop=("\n\n\n", "User:", "###!"), min_tokens=NEVER),
     "token info": TextPlan(token_info=True),
 }
 REPEATS = 5
+MEMORY_SIZES = (1_000, 10_000)
 
 
-def main() -> None:
-    """Reads the command line, measures, prints."""
+def main() -> int:
+    """Reads the command line, measures, prints, writes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--tokenizer", type=Path, nargs="*", default=[path for path in TOKENIZERS if path.exists()])
     arguments = parser.parse_args()
-    print(machine())
-    for path in arguments.tokenizer:
-        vocabulary = load_vocabulary(path)
-        text = "".join(sorted((path.read_text("utf-8") for path in (ROOT / "docs").glob("*.md")), key=len))
-        ids = Tokenizer.from_file(str(path)).encode(text, add_special_tokens=False).ids
-        print(f"\n{path.parent.name}  ({len(vocabulary.pieces)} ids, {arguments.streams} streams)")
-        for name, plan in PLANS.items():
-            steps = list(_steps(ids, arguments.streams, arguments.steps))
-            core = min(_core_us(vocabulary, plan, steps) for _ in range(REPEATS))
-            wire = min(_wire_us(vocabulary, plan, steps) for _ in range(REPEATS))
-            print(f"  {name:<11} core {core:5.2f} µs a token   with messages {wire:5.2f} µs a token")
-        _print_odd_cases(vocabulary)
+    before = machine()
+    print(before)
+    results = [_measured(path, arguments.streams, arguments.steps) for path in arguments.tokenizer]
+    _write({"tokenizers": results, "streams": arguments.streams, "steps": arguments.steps, "machine": before})
+    return 0
+
+
+def _measured(path: Path, streams: int, steps: int) -> dict[str, Any]:
+    """Everything about one tokenizer, printed on the way."""
+    vocabulary, library = load_vocabulary(path), Tokenizer.from_file(str(path))
+    print(f"\n{path.parent.name}  ({len(vocabulary.pieces)} ids, {streams} streams)")
+    text = "".join(sorted((path.read_text("utf-8") for path in (ROOT / "docs").glob("*.md")), key=len))
+    columns = list(_steps(_encode(library, text), streams, steps))
+    odd = odd_texts(vocabulary, lambda text: _encode(library, text))
+    return {
+        "tokenizer": path.parent.name,
+        "cpu_us_per_token": {name: _plan_row(vocabulary, name, plan, columns) for name, plan in PLANS.items()},
+        "odd_texts": [_odd_row(vocabulary, case) for case in odd],
+    }
+
+
+def _encode(library: Tokenizer, text: str) -> list[int]:
+    ids: list[int] = library.encode(text, add_special_tokens=False).ids
+    return ids
+
+
+def _plan_row(vocabulary: Vocabulary, name: str, plan: TextPlan, steps: Sequence[Sequence[int]]) -> dict[str, float]:
+    core = min(_core_us(vocabulary, plan, steps) for _ in range(REPEATS))
+    wire = min(_wire_us(vocabulary, plan, steps) for _ in range(REPEATS))
+    print(f"  {name:<11} core {core:5.2f} µs a token   with messages {wire:5.2f} µs a token")
+    return {"core": round(core, 2), "with_messages": round(wire, 2)}
+
+
+def _odd_row(vocabulary: Vocabulary, odd: OddText) -> dict[str, Any]:
+    sizes = odd.tokens // 10, odd.tokens
+    costs = [min(cpu_us(vocabulary, odd, size) for _ in range(3)) for size in sizes]
+    peaks = [peak_bytes(vocabulary, odd, size) for size in MEMORY_SIZES]
+    told = "   ".join(f"{cost:5.2f} µs a token at {size:>7,}" for cost, size in zip(costs, sizes, strict=True))
+    memory = " → ".join(f"{peak / 1024:.0f}" for peak in peaks)
+    print(f"  {odd.name:<44} {told}   memory {memory} KiB at {MEMORY_SIZES[0]:,} → {MEMORY_SIZES[1]:,}")
+    return {
+        "name": odd.name,
+        "cpu_us_per_token": {str(size): round(cost, 2) for size, cost in zip(sizes, costs, strict=True)},
+        "peak_bytes": {str(size): peak for size, peak in zip(MEMORY_SIZES, peaks, strict=True)},
+    }
 
 
 def _steps(ids: Sequence[int], streams: int, steps: int) -> Iterator[list[int]]:
@@ -98,35 +137,6 @@ def _wire_us(vocabulary: Vocabulary, plan: TextPlan, steps: Sequence[Sequence[in
     return _cpu_us(run) / streams / len(steps)
 
 
-def _print_odd_cases(vocabulary: Vocabulary) -> None:
-    plain = sorted(vocabulary.plain)
-    by_text = {vocabulary.plain[token_id]: token_id for token_id in plain}
-    lone = next(token_id for token_id, piece in enumerate(vocabulary.pieces) if piece == b"\xe4")
-    special = min(vocabulary.special)
-    a, b = by_text["a"], by_text["b"]
-    many = TextPlan(stop=tuple("a" * length + "b" for length in range(1, 1024, 16)), min_tokens=1 << 30)
-    hidden = TextPlan(stop=(vocabulary.pieces[special].decode() + "x",), min_tokens=1 << 30)
-    for name, plan, ids in (
-        ("bytes that form no character", TextPlan(), [lone]),
-        ("a, under 64 stops of a…ab", many, [a]),
-        ("a…ab, under the same stops", many, [*[a] * 1000, b]),
-        ("hidden special tokens that begin a stop", hidden, [special]),
-    ):
-        small, large = (_one_stream_us(vocabulary, plan, ids, count) for count in (10_000, 100_000))
-        print(f"  {name:<41} {small:5.2f} µs a token at 10,000   {large:5.2f} at 100,000")
-
-
-def _one_stream_us(vocabulary: Vocabulary, plan: TextPlan, pattern: Sequence[int], count: int) -> float:
-    core = _started(vocabulary, plan, 1)
-
-    def run() -> None:
-        for step in range(count):
-            core.column((0,), (step,), (pattern[step % len(pattern)],))
-            core.take()
-
-    return _cpu_us(run) / count
-
-
 def _started(vocabulary: Vocabulary, plan: TextPlan, streams: int) -> Core:
     core = Core(vocabulary)
     for stream in range(streams):
@@ -142,5 +152,16 @@ def _cpu_us(run: Callable[[], None]) -> float:
     return (time.process_time() - start) * 1e6
 
 
+def _write(measured: dict[str, Any]) -> None:
+    document = {
+        **measured,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": " ".join(["python -m bench.detokenizer_path", *sys.argv[1:]]),
+    }
+    OUT.parent.mkdir(parents=True, exist_ok=True)
+    OUT.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    print(f"\nwritten to {OUT}")
+
+
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())
