@@ -14,6 +14,8 @@ PYTHON      ?= $(firstword $(foreach p,python3 python3.11 python3.12 python3.13 
 VENV        ?= .venv
 PY          ?= $(VENV)/bin/python
 PYTEST_ARGS ?=
+FUZZ_S      ?= 60
+FUZZ_ARGS   ?=
 BENCH_ARGS  ?=
 EXTRAS      ?= scheduler,dev
 COMPOSE     ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
@@ -25,6 +27,8 @@ MODEL         := build/model/smollm2-135m-instruct
 PROTOS := $(wildcard proto/tailrace/v1/*.proto)
 TYPED  := services gateway kernels cli clients/python/tailrace tests $(wildcard bench deploy)
 
+TEXT_TESTS := tests/unit/detokenizer tests/integration/detokenizer $(wildcard tests/scenario/test_text*.py)
+
 SETUP       := $(VENV)/.setup-stamp
 GENERATED   := build/gen/.stamp
 MODEL_READY := build/model/.stamp
@@ -33,7 +37,7 @@ BUF_READY   := build/node/.buf-$(BUF_VERSION)
 
 say = @printf '\033[1m==> %s\033[0m\n' $(1)
 
-.PHONY: help setup proto model run test test-fast check lint format type imports proto-lint proto-breaking docker-lint up down bench clean
+.PHONY: help setup proto model run test test-fast test-text test-nightly fuzz check lint format type imports proto-lint proto-breaking docker-lint up down bench clean
 
 help: ## this list
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} \
@@ -77,7 +81,16 @@ test: setup proto model ## every test (narrow with PYTEST_ARGS='tests/unit -x')
 	@$(PY) -m pytest $(PYTEST_ARGS)
 
 test-fast: setup proto ## the tests that need neither the model nor processes of their own
-	@$(PY) -m pytest -m 'not model and not e2e' $(PYTEST_ARGS)
+	@$(PY) -m pytest -m 'not slow and not model and not e2e' $(PYTEST_ARGS)
+
+test-text: setup proto model ## the tests of text alone: its laws, its scenarios, every tokenizer family
+	@$(PY) -m pytest $(TEXT_TESTS) $(PYTEST_ARGS)
+
+test-nightly: setup proto model ## the same laws over 100,000 sequences and more; a quarter of an hour and up
+	@HYPOTHESIS_PROFILE=nightly $(PY) -m pytest -n auto --timeout=0 -o faulthandler_timeout=0 tests/unit/detokenizer $(PYTEST_ARGS)
+
+fuzz: setup proto ## random and mutated outputs against the definition of text, for FUZZ_S=60 seconds; kept in build/fuzz
+	@$(PY) -m tests.fuzz --seconds $(FUZZ_S) $(FUZZ_ARGS)
 
 check: lint type imports proto-lint proto-breaking docker-lint ## all that can be checked without running: the targets below
 

@@ -93,15 +93,13 @@ class ScriptedServer(generation_pb2_grpc.GenerationServiceServicer):
         self, request: generation_pb2.GenerateRequest | generation_pb2.ChatRequest, context: Context
     ) -> AsyncIterator[Pb]:
         self.requests.append(request)
+        # A generator that is cancelled while gRPC sends what it yielded never hears of it: the call itself tells.
+        context.add_done_callback(lambda _: self.caller_left.set())
         self.called.set()
-        try:
-            for event in self.script:
-                yield event
-            if self.hangs:
-                await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            self.caller_left.set()
-            raise
+        for event in self.script:
+            yield event
+        if self.hangs:
+            await asyncio.Event().wait()
         if self.status is not None:
             await context.abort(*self.status)
 

@@ -112,7 +112,10 @@ class TwoTokenizers(RuleBasedStateMachine):
     @rule(owner=owners)
     def read(self, owner: Route) -> None:
         if self.calls[owner]:
-            rows = self.calls[owner][-1].take()
+            call = self.calls[owner][-1]
+            if call.superseded:
+                return  # the newer one has been closed; this one has nothing to give
+            rows = call.take()
             started = [log.attempt_id for _, log in rows.starts] if rows is not None else []
             assert all(self.owner[attempt_id] == owner for attempt_id in started)
 
