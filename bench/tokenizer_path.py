@@ -19,16 +19,19 @@ from prometheus_client import CollectorRegistry
 from services.protocol.request import IdsPrompt, Sampling, ValidRequest
 from services.runtime.metrics import TokenizerMetrics
 from services.tokenizer.assembler import RouteCall
+from services.tokenizer.columns import EventColumns
 from services.tokenizer.core import Ledger
 from services.tokenizer.effects import Effects, Progressed, Submit, Wake
 from services.tokenizer.entry import Pinned
-from services.tokenizer.gateway_streams import Gateways
+from services.tokenizer.gateway_streams import Gateways, Readiness
 from services.tokenizer.observer import Observer
+from services.tokenizer.retention import Retention
 from services.tokenizer.wire import event_batch_to_wire, text_batch_from_wire
 from tailrace.v1 import detokenizer_pb2
 
 SCHEDULER = "bench"
 WARM_UP_STEPS = 20
+KEEPS = Retention(detach_ttl_s=1.0, max_count=0, max_bytes=0)
 
 
 class Path:
@@ -36,18 +39,23 @@ class Path:
 
     def __init__(self, streams: int) -> None:
         self.ledger = Ledger(
-            model_id="bench", max_open=streams, engine_grace_s=1.0, random_bits=random.Random(1).getrandbits
+            model_id="bench",
+            max_open=streams,
+            engine_grace_s=1.0,
+            retention=KEEPS,
+            random_bits=random.Random(1).getrandbits,
         )
         self.ledger.attempts.route_opened(SCHEDULER, 1, 0.0)
         self.observer = Observer(TokenizerMetrics(CollectorRegistry()))
         gateways = Gateways(lambda entry, delivered: None, grace_s=30.0)
         self.call = gateways.connect(1)
+        assert isinstance(self.call.take(), Readiness)  # it stands before everything else
         self.route = RouteCall(self.ledger.attempts, SCHEDULER, 1)
         starts = []
         for stream in range(streams):
             request = ValidRequest(request_id=f"r{stream}", prompt=IdsPrompt((1,)), sampling=Sampling(seed=1))
             entry, effects = self.ledger.open(
-                Pinned(request, [1]), tenant="", scheduler=SCHEDULER, deadline=None, now=0.0, unix_ms=0
+                Pinned(request, [1], request), tenant="", scheduler=SCHEDULER, deadline=None, now=0.0, unix_ms=0
             )
             gateways.get(1).add(stream, entry)
             starts += [effect.attempt.attempt_id for effect in effects if isinstance(effect, Submit)]
@@ -64,7 +72,7 @@ class Path:
     def send(self) -> bytes:
         """One message of the gateway's stream."""
         columns = self.call.take()
-        assert columns is not None
+        assert isinstance(columns, EventColumns)
         return event_batch_to_wire(columns).SerializeToString()
 
     def _perform(self, effects: Effects) -> None:

@@ -60,6 +60,19 @@ class ChoiceLog:
             rest.append(piece)
         return "".join(reversed(rest))[max(text_offset - start, 0) :]
 
+    def piece_at(self, text_offset: int) -> tuple[int, int]:
+        """The piece in which a code point lies, and how many of the piece's come before it."""
+        for index, piece in enumerate(self.pieces):
+            if text_offset < len(piece):
+                return index, text_offset
+            text_offset -= len(piece)
+        return len(self.pieces), 0
+
+    def check_offsets(self, token_offset: int, text_offset: int) -> None:
+        """Raises ValueError for a reader that claims to have more than there is."""
+        if token_offset > len(self.token_ids) or text_offset > self.text_length:
+            raise ValueError(f"token {token_offset}, code point {text_offset} is beyond what there is")
+
     def _beyond(
         self, token_offset: int, token_ids: Sequence[int], text_offset: int, text: str, tokens: Sequence[TokenInfo]
     ) -> tuple[Sequence[int], str, Sequence[TokenInfo]]:
@@ -150,13 +163,12 @@ class _ChoiceCursor:
     __slots__ = ("finished", "log", "piece", "skip", "text_offset", "token_offset")
 
     def __init__(self, log: ChoiceLog, token_offset: int, text_offset: int) -> None:
-        if token_offset > len(log.token_ids) or text_offset > log.text_length:
-            raise ValueError(f"token {token_offset}, code point {text_offset} is beyond the log")
+        log.check_offsets(token_offset, text_offset)
         self.log = log
         self.finished = False
         self.token_offset = token_offset
         self.text_offset = text_offset
-        self.piece, self.skip = _locate(log.pieces, text_offset)
+        self.piece, self.skip = log.piece_at(text_offset)
 
     def take(self, choice: int) -> Iterable[Delta | Finish]:
         log = self.log
@@ -176,15 +188,6 @@ class _ChoiceCursor:
             text, self.skip = text[self.skip :], 0
         self.text_offset = log.text_length
         return Delta(choice, text, log.token_ids[start:], self.token_offset, self.text_offset, log.tokens[start:])
-
-
-def _locate(pieces: Sequence[str], text_offset: int) -> tuple[int, int]:
-    """The piece in which a code point lies, and how many of the piece's come before it."""
-    for index, piece in enumerate(pieces):
-        if text_offset < len(piece):
-            return index, text_offset
-        text_offset -= len(piece)
-    return len(pieces), 0
 
 
 def _agree(ours: str, theirs: str) -> bool:

@@ -71,6 +71,18 @@ def parse_text_options(pb: common_pb2.TextOptions) -> TextOptions:
     return TextOptions(skip_special_tokens=skip, spaces_between_special_tokens=pb.spaces_between_special_tokens)
 
 
+def parse_offsets(pbs: Iterable[generation_pb2.ChoiceOffset], field: str, n: int) -> dict[int, tuple[int, int]]:
+    """Where a caller stands: choice to (token_offset, text_offset). Raises InvalidRequest naming the entry."""
+    offsets: dict[int, tuple[int, int]] = {}
+    for index, pb in enumerate(pbs):
+        if pb.choice >= n:
+            raise InvalidRequest(f"{field}[{index}].choice", f"must be below {n}, not {pb.choice}")
+        if pb.choice in offsets:
+            raise InvalidRequest(f"{field}[{index}].choice", f"names choice {pb.choice} again")
+        offsets[pb.choice] = pb.token_offset, pb.text_offset
+    return offsets
+
+
 def _check_model(model: str, card: ModelCard) -> None:
     if model and model != card.model_id:
         raise NotFound(f"model {model!r}; served is {card.model_id!r}")

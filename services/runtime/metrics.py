@@ -116,6 +116,10 @@ class TokenizerMetrics:
         self.requests_total = counter("requests_total", "Requests that ended, by finish reason.", "reason")
         self.open_requests = gauge("open_requests", "Requests in the ledger, by the caller's phase.", "phase")
         self.open_attempts = gauge("open_attempts", "Attempts in the ledger, by the engine's phase.", "phase")
+        self.retained_answers = gauge("retained_answers", "Finished answers that are kept for a caller to read.")
+        self.retention_reserved_bytes = gauge(
+            "retention_reserved_bytes", "Most memory that answers of detached and retained requests may come to take."
+        )
         self.prompt_tokens_total = counter("prompt_tokens_total", "Tokens of accepted prompts.")
         self.output_tokens_total = counter("output_tokens_total", "Tokens that arrived for open requests.")
         self.merged_deltas_total = counter("merged_deltas_total", "Deltas sent together because a reader was slow.")

@@ -5,20 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from services.protocol.request import ChatPrompt, IdsPrompt, OnDisconnect, TextPrompt, ValidRequest
+from services.protocol.request import ChatPrompt, IdsPrompt, TextPrompt, ValidRequest
 from services.runtime.error_tree import InvalidRequest
 from services.tokenizer.entry import Pinned
 
 DEADLINE_MARGIN_S = 0.1
 """How much earlier than the caller's own deadline we stop, so that it gets our answer and not its timeout."""
-
-
-def refuse_unserved(request: ValidRequest) -> None:
-    """Raises InvalidRequest for what the contract has and this version does not do."""
-    if request.on_disconnect is OnDisconnect.DETACH:
-        raise InvalidRequest("options.on_disconnect", "ON_DISCONNECT_DETACH is not served by this version")
-    if request.retain_ms:
-        raise InvalidRequest("options.retain_ms", "is not served by this version")
 
 
 def prompt_field(request: ValidRequest) -> str:
@@ -56,6 +48,7 @@ def pin(
             stopping=replace(stopping, max_tokens=max_tokens, min_tokens=min(stopping.min_tokens, max_tokens)),
         ),
         prompt_ids,
+        asked=request,
     )
 
 

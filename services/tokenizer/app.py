@@ -21,6 +21,7 @@ from services.tokenizer.encoder import Encoder
 from services.tokenizer.gateway_streams import Gateways, Readiness
 from services.tokenizer.local import LocalRequests
 from services.tokenizer.observer import Observer
+from services.tokenizer.retention import Retention
 from services.tokenizer.servicer import TokenizerServicer
 from services.tokenizer.shell import Shell
 from services.tokenizer.text_calls import TextCalls
@@ -44,17 +45,22 @@ class TokenizerApp:
         template = ChatTemplate(config.model)
         metrics = TokenizerMetrics(runtime.registry)
         self._hello = hello_of(runtime.epoch, card)
-        self._ledger = Ledger(
+        self.ledger = Ledger(
             model_id=card.model_id,
             max_open=config.max_open_requests,
             engine_grace_s=config.engine_grace_s,
+            retention=Retention(
+                detach_ttl_s=config.detach_ttl_s,
+                max_count=config.max_kept_answers,
+                max_bytes=config.max_kept_bytes,
+            ),
             random_bits=secrets.randbits,
         )
-        self._gauges = LedgerGauges(self._ledger, metrics)
+        self._gauges = LedgerGauges(self.ledger, metrics)
         self._links: dict[str, SchedulerLink] = {}
         self._shell = Shell(
             card=card,
-            ledger=self._ledger,
+            ledger=self.ledger,
             encoder=encoder,
             template=template,
             links=self._links,
@@ -67,7 +73,7 @@ class TokenizerApp:
                 config.detokenizers,
                 name=runtime.name,
                 hello=self._hello,
-                attempts=self._ledger.attempts,
+                attempts=self.ledger.attempts,
                 perform=self._shell.perform,
                 on_change=self._routes_changed,
                 clock=runtime.clock,
@@ -89,7 +95,7 @@ class TokenizerApp:
     def add_to_admin(self, server: grpc.aio.Server) -> Sequence[str]:
         """Inspection and drain."""
         inspection = InspectionServicer(
-            lambda: self._hello, lambda: views(self._ledger, self._runtime.clock.now), self.open_requests
+            lambda: self._hello, lambda: views(self.ledger, self._runtime.clock.now), self.open_requests
         )
         admin_pb2_grpc.add_InspectionServiceServicer_to_server(inspection, server)
         admin = AdminServicer(self._runtime.request_drain, self.open_requests)
@@ -102,7 +108,7 @@ class TokenizerApp:
 
     def open_requests(self) -> int:
         """Entries in the ledger."""
-        return len(self._ledger)
+        return len(self.ledger)
 
     async def drain(self) -> None:
         """Refuses new requests and waits for the open ones."""

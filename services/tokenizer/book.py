@@ -12,6 +12,7 @@ from services.protocol.events import Failure, Finish, FinishReason
 from services.runtime.error_tree import Superseded, TailraceError
 from services.tokenizer.effects import Effects, Finished, Forget, Refuse, Released, SendRelease, Wake
 from services.tokenizer.entry import Attempt, Entry
+from services.tokenizer.retention import Retention
 from services.tokenizer.state import CallerEvent, EngineEvent
 from services.tokenizer.timers import Timers
 
@@ -19,7 +20,8 @@ from services.tokenizer.timers import Timers
 class Book:
     """Every open entry and every attempt that is not released. `random_bits(k)` gives k random bits."""
 
-    def __init__(self, random_bits: Callable[[int], int]) -> None:
+    def __init__(self, retention: Retention, random_bits: Callable[[int], int]) -> None:
+        self.retention = retention
         self.entries: dict[Entry, None] = {}
         self.current: dict[tuple[str, str], Entry] = {}
         self.attempts: dict[int, Attempt] = {}
@@ -31,6 +33,7 @@ class Book:
         """A new entry; from now on its id means this one."""
         self.entries[entry] = None
         self.current[entry.key] = entry
+        self.retention.reserve(entry)
 
     def new_attempt(self, entry: Entry, scheduler: str) -> Attempt:
         """One more run of an entry's unfinished choices."""
@@ -97,6 +100,8 @@ class Book:
                 effects.append(SendRelease(attempt.scheduler, attempt.attempt_id))
             if attempt.nothing_follows:
                 effects += self.released(attempt, EngineEvent.RELEASED, now)
+        if entry.detached and entry.completed and self.retention.closed:
+            entry.apply(CallerEvent.EXPIRED)
         if not entry.forgotten and entry.caller_is_final and all(attempt.released for attempt in entry.attempts):
             effects.append(self._forget(entry))
         return effects
@@ -113,5 +118,6 @@ class Book:
         del self.entries[entry]
         if self.current.get(entry.key) is entry:
             del self.current[entry.key]
+        self.retention.free(entry)
         self.timers.prune(len(self.entries))
         return Forget(entry)

@@ -6,13 +6,18 @@ and step, the objects would cost more than everything else in this process.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from services.protocol.answer import AnswerLog, ChoiceLog
 from services.protocol.events import Finish, TokenInfo, Usage
 
 MAX_ROW_TOKENS = 2048
 """Most tokens in a row that carries token-level output, which may take half a kilobyte a token."""
+
+Offsets = Mapping[int, tuple[int, int]]
+"""Choice to (token_offset, text_offset)."""
+
+NO_OFFSETS: Offsets = {}
 
 _TOKEN_WEIGHT, _INFO_WEIGHT, _TOP_WEIGHT = 12, 32, 24  # bytes on the wire, about, on the heavy side
 
@@ -96,16 +101,19 @@ class EventColumns:
 
 
 class StreamCursor:
-    """Where a gateway's stream stands in an answer. With `whole`, a choice is held until it has ended."""
+    """Where a gateway's stream stands in an answer. With `whole`, a choice is held until it has ended.
+
+    `offsets`: as in AnswerCursor, the gateway's caller has that much already. Raises ValueError beyond the log.
+    """
 
     __slots__ = ("_choices", "_completed", "_log", "_stream_id", "_whole")
 
-    def __init__(self, log: AnswerLog, stream_id: int, *, whole: bool) -> None:
+    def __init__(self, log: AnswerLog, stream_id: int, *, whole: bool, offsets: Offsets = NO_OFFSETS) -> None:
         self._log = log
         self._stream_id = stream_id
         self._whole = whole
         self._completed = False
-        self._choices = [_ChoiceCursor(choice) for choice in log.choices]
+        self._choices = [_ChoiceCursor(log.choices[i], *offsets.get(i, (0, 0))) for i in range(len(log.choices))]
 
     def token_offset(self, choice: int) -> int:
         """Tokens of a choice that were sent."""
@@ -130,23 +138,25 @@ class StreamCursor:
 class _ChoiceCursor:
     """Tokens, text pieces and code points taken of one choice."""
 
-    __slots__ = ("finished", "log", "piece", "text_offset", "token_offset")
+    __slots__ = ("finished", "log", "piece", "skip", "text_offset", "token_offset")
 
-    def __init__(self, log: ChoiceLog) -> None:
+    def __init__(self, log: ChoiceLog, token_offset: int, text_offset: int) -> None:
+        log.check_offsets(token_offset, text_offset)
         self.log = log
         self.finished = False
-        self.token_offset = 0
-        self.piece = 0
-        self.text_offset = 0
+        self.token_offset = token_offset
+        self.text_offset = text_offset
+        self.piece, self.skip = log.piece_at(text_offset)
 
     def take_into(self, columns: EventColumns, stream_id: int, choice: int) -> None:
         log = self.log
         start, text_start, piece = self.token_offset, self.text_offset, self.piece
         self.token_offset, self.text_offset, self.piece = len(log.token_ids), log.text_length, len(log.pieces)
-        if self.token_offset == start + 1 and self.piece == piece + 1 and not log.tokens:
+        if self.token_offset == start + 1 and self.piece == piece + 1 and not log.tokens and not self.skip:
             columns.add_token(stream_id, choice, start, log.token_ids[start], text_start, log.pieces[piece])
             return
-        text = "".join(log.pieces[piece:])
+        text = "".join(log.pieces[piece:])[self.skip :]
+        self.skip = 0
         if log.tokens:
             start = self._take_tokens(columns, stream_id, choice, start, text_start)
         columns.add_row(stream_id, choice, start, log.token_ids[start:], text_start, text)

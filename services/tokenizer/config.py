@@ -25,6 +25,9 @@ class Config(ProcessConfig):
     max_prompt_bytes: int = option(4 << 20, help="longest prompt text, in UTF-8, that is encoded at all")
     submit_timeout_s: float = option(5.0, help="how long Submit is tried before the request is refused")
     gateway_grace_s: float = option(30.0, help="how long a gateway's requests outlive its event stream")
+    detach_ttl_s: float = option(60.0, help="how long a detached request waits for its caller, if it names no time")
+    max_kept_answers: int = option(1024, help="most requests that are to be detached or retained; more are refused")
+    max_kept_bytes: int = option(256 << 20, help="most memory that their answers may come to take; more are refused")
     engine_grace_s: float = option(60.0, help="how long a request whose scheduler died waits for one to go on with")
 
     def __post_init__(self) -> None:
@@ -33,5 +36,7 @@ class Config(ProcessConfig):
         require(self, "detokenizers", bool(self.detokenizers), "must name at least one")
         require(self, "max_open_requests", self.max_open_requests >= 1, "must be at least 1")
         require(self, "max_prompt_bytes", self.max_prompt_bytes >= 1, "must be at least 1")
-        for key in ("submit_timeout_s", "gateway_grace_s", "engine_grace_s"):
+        require(self, "max_kept_answers", self.max_kept_answers >= 0, "must be at least 0")
+        require(self, "max_kept_bytes", self.max_kept_bytes >= 0, "must be at least 0")
+        for key in ("submit_timeout_s", "gateway_grace_s", "engine_grace_s", "detach_ttl_s"):
             require(self, key, getattr(self, key) > 0, "must be above 0")

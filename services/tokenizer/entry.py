@@ -32,10 +32,11 @@ class Reader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """A request as it will run: prompt encoded, seed drawn, max_tokens clipped, id made."""
+    """A request as it will run: prompt encoded, seed drawn, max_tokens clipped, id made. `asked`: as it came."""
 
     request: ValidRequest
     prompt_ids: Sequence[int]
+    asked: ValidRequest
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -43,7 +44,7 @@ class Entry:
     """One request in the ledger. Times are monotonic seconds; `deadline` None: no limit.
 
     `stranded_at`: since when no scheduler has it, though one had; `fruitless`: attempts in a row that died without a
-    new token.
+    new token. `kept_until`: until when it stays though nobody reads it. `finished_at`: since when a caller has its end.
     """
 
     tenant: str
@@ -63,6 +64,7 @@ class Entry:
     progress_at: float = 0.0
     completed_at: float | None = None
     finished_at: float | None = None
+    kept_until: float | None = None
     forgotten: bool = False
 
     @property
@@ -82,8 +84,15 @@ class Entry:
 
     @property
     def live(self) -> bool:
-        """Whether its id is taken: somebody waits for its answer, and nobody aborted it."""
-        return self.caller not in CALLER_FINAL and not self.completed and self.aborted_at is None
+        """Whether its id is taken: somebody waits for its answer or may come back for it, and nobody aborted it."""
+        if self.caller_is_final or self.aborted_at is not None:
+            return False
+        return not self.completed or self.detached or self.pinned.request.retain_ms > 0
+
+    @property
+    def detached(self) -> bool:
+        """Whether nobody reads it now, and somebody may come back."""
+        return self.caller is CallerPhase.DETACHED
 
     @property
     def caller_is_final(self) -> bool:
@@ -115,6 +124,11 @@ class Entry:
             ),
             output_tokens=sum(finish.output_tokens for finish in finishes),
         )
+
+    def drop(self, reader: Reader) -> None:
+        """A reader has gone; it may have been dropped before."""
+        if reader in self.readers:
+            self.readers.remove(reader)
 
     def apply(self, event: CallerEvent) -> None:
         """Moves the caller's side on. Raises UnexpectedEvent."""
@@ -157,9 +171,12 @@ class Attempt:
 
     @property
     def release_is_due(self) -> bool:
-        """Once nobody reads; and at once where the answer is whole but the engine still works on it (a stop text)."""
+        """Once nobody reads; and at once where the answer is whole but the engine still works on it (a stop text).
+
+        A whole answer that is only kept is kept here alone.
+        """
         if self.phase is EnginePhase.ENDED:
-            return self.entry.caller_is_final
+            return self.entry.caller_is_final or (self.entry.completed and self.entry.detached)
         working = self.phase in (EnginePhase.SUBMITTING, EnginePhase.RUNNING)
         return working and (self.entry.caller_is_final or self.entry.completed or self.abandoned)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from services.protocol.outbox import Outbox
 from services.protocol.sender import MAX_BATCH_BYTES, Sender
 from services.runtime.error_tree import AlreadyExists, InvalidRequest, PreconditionFailed, Superseded, Unavailable
-from services.tokenizer.columns import EventColumns, StreamCursor
+from services.tokenizer.columns import NO_OFFSETS, EventColumns, Offsets, StreamCursor
 from services.tokenizer.entry import Entry
 
 EndStream = Callable[[Entry, bool], None]
@@ -26,12 +26,13 @@ MAX_BURIED = 16_384
 class GatewayStream:
     """One answer on its way to a gateway; a Reader of its entry."""
 
-    __slots__ = ("cursor", "entry", "gateway", "stream_id")
+    __slots__ = ("_offsets", "cursor", "entry", "gateway", "stream_id")
 
-    def __init__(self, gateway: Gateway, stream_id: int, entry: Entry) -> None:
+    def __init__(self, gateway: Gateway, stream_id: int, entry: Entry, offsets: Offsets) -> None:
         self.gateway = gateway
         self.stream_id = stream_id
         self.entry = entry
+        self._offsets = offsets
         self.cursor = self._new_cursor()
 
     def mark(self) -> None:
@@ -45,11 +46,12 @@ class GatewayStream:
         return self.cursor.token_offset(choice)
 
     def rewind(self) -> None:
-        """Back to the beginning, for a new call."""
+        """Back to where it began, for a new call."""
         self.cursor = self._new_cursor()
 
     def _new_cursor(self) -> StreamCursor:
-        return StreamCursor(self.entry.log, self.stream_id, whole=self.entry.pinned.request.whole)
+        whole = self.entry.pinned.request.whole
+        return StreamCursor(self.entry.log, self.stream_id, whole=whole, offsets=self._offsets)
 
 
 class Gateway:
@@ -64,11 +66,15 @@ class Gateway:
         self.lost_at: float | None = None
         self._buried: dict[int, None] = {}
 
-    def add(self, stream_id: int, entry: Entry) -> GatewayStream:
-        """A stream for an entry; `check_new` has said that its number is free."""
-        stream = GatewayStream(self, stream_id, entry)
+    def add(self, stream_id: int, entry: Entry, offsets: Offsets = NO_OFFSETS) -> GatewayStream:
+        """A stream for an entry; `check_new` has said that its number is free.
+
+        Raises ValueError for offsets beyond what the entry has. What there is already, it will carry.
+        """
+        stream = GatewayStream(self, stream_id, entry, offsets)
         self.streams[stream_id] = stream
         entry.readers.append(stream)
+        stream.mark()
         return stream
 
     def check_new(self, stream_id: int) -> None:
@@ -88,7 +94,7 @@ class Gateway:
         """Takes a stream out; None when it is not known, which is to say already out."""
         stream = self.streams.pop(stream_id, None)
         if stream is not None:
-            stream.entry.readers.remove(stream)
+            stream.entry.drop(stream)
         return stream
 
 

@@ -8,7 +8,7 @@ from services.protocol.answer import AnswerCursor
 from services.protocol.events import AbortOutcome, Completed, Delta, Finish, Started
 from services.protocol.generation import OpenPb
 from services.protocol.sender import Wakeup
-from services.runtime.errors import Unsupported
+from services.tokenizer.columns import NO_OFFSETS, Offsets
 from services.tokenizer.entry import Entry
 from services.tokenizer.shell import Shell
 from services.tokenizer.text_calls import TextCalls
@@ -18,10 +18,10 @@ from tailrace.v1 import generation_pb2
 class LocalAnswer:
     """One direct caller's side of a request; a Reader of its entry."""
 
-    def __init__(self, shell: Shell, entry: Entry) -> None:
+    def __init__(self, shell: Shell, entry: Entry, offsets: Offsets = NO_OFFSETS) -> None:
         self._shell = shell
         self._entry = entry
-        self._cursor = AnswerCursor(entry.log, whole=entry.pinned.request.whole)
+        self._cursor = AnswerCursor(entry.log, whole=entry.pinned.request.whole, offsets=offsets)
         self._wakeup = Wakeup()
 
     @property
@@ -48,7 +48,7 @@ class LocalAnswer:
 
     def close(self, *, delivered: bool) -> None:
         """The caller's side has ended."""
-        self._entry.readers.remove(self)
+        self._entry.drop(self)
         self._shell.end(self._entry, delivered)
 
 
@@ -63,17 +63,25 @@ class LocalRequests:
         """Accepts a request."""
         answers: list[LocalAnswer] = []
 
-        def add_reader(entry: Entry) -> None:
-            answer = LocalAnswer(self._shell, entry)
-            entry.readers.append(answer)
-            answers.append(answer)
+        def add_reader(entry: Entry) -> LocalAnswer:
+            answers.append(self._reader(entry))
+            return answers[0]
 
         await self._shell.open(request, tenant=tenant, deadline_s=deadline_s, add_reader=add_reader)
         return answers[0]
 
     async def resume(self, request: generation_pb2.ResumeRequest, *, tenant: str) -> LocalAnswer:
-        """Taking up a request again comes with a later version."""
-        raise Unsupported("resuming a request is not served by this version")
+        """Takes up a request again."""
+        answers: list[LocalAnswer] = []
+        self._shell.resume(
+            request, tenant=tenant, add_reader=lambda entry, offsets: answers.append(self._reader(entry, offsets))
+        )
+        return answers[0]
+
+    def _reader(self, entry: Entry, offsets: Offsets = NO_OFFSETS) -> LocalAnswer:
+        answer = LocalAnswer(self._shell, entry, offsets)
+        entry.readers.append(answer)
+        return answer
 
     async def abort(self, request_id: str, *, tenant: str, wait_until_released: bool) -> AbortOutcome:
         """Stops a request."""

@@ -10,8 +10,9 @@ import grpc.aio
 from services.protocol.hello import Hello, to_wire
 from services.protocol.wire import started_to_wire
 from services.runtime.clock import Clock
-from services.runtime.errors import InvalidRequest, Unsupported, answering
+from services.runtime.errors import InvalidRequest, answering
 from services.tokenizer.columns import EventColumns
+from services.tokenizer.entry import Entry
 from services.tokenizer.gateway_streams import Gateway, Gateways, GatewayStream, Readiness
 from services.tokenizer.shell import OpenPb, Shell
 from services.tokenizer.wire import event_batch_to_wire, readiness_to_wire
@@ -36,9 +37,16 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
             return await self._open(gateway, _request_of(request), request)
 
     async def Attach(self, request: tokenizer_pb2.AttachRequest, context: Context) -> tokenizer_pb2.AttachResponse:
-        """Taking up a request again comes with a later version."""
-        async with answering(context):
-            raise Unsupported("resuming a request is not served by this version")
+        """Takes up a request again on a new stream of the gateway."""
+        async with answering(context, stream_id=request.stream_id, request_id=request.resume.request_id):
+            gateway = self._gateways.get(request.gateway_epoch)
+            gateway.check_new(request.stream_id)
+            entry = self._shell.resume(
+                request.resume,
+                tenant=request.tenant,
+                add_reader=lambda entry, offsets: gateway.add(request.stream_id, entry, offsets),
+            )
+            return tokenizer_pb2.AttachResponse(epoch=self._hello.epoch, started=started_to_wire(entry.started))
 
     async def Abort(
         self, request: tokenizer_pb2.TokenizerServiceAbortRequest, context: Context
@@ -88,12 +96,17 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
 
         check()
         added: list[GatewayStream] = []
+
+        def add_reader(entry: Entry) -> GatewayStream:
+            added.append(gateway.add(request.stream_id, entry))
+            return added[0]
+
         try:
             entry = await self._shell.open(
                 pb,
                 tenant=request.tenant,
                 deadline_s=request.deadline_in_ms / 1000 if request.deadline_in_ms else None,
-                add_reader=lambda entry: added.append(gateway.add(request.stream_id, entry)),
+                add_reader=add_reader,
                 check=check,
             )
         except BaseException:

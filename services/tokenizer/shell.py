@@ -12,13 +12,14 @@ from typing import assert_never
 
 from services.protocol.events import AbortOutcome
 from services.protocol.model_card import ModelCard
-from services.protocol.parse import parse_chat, parse_generate
+from services.protocol.parse import parse_chat, parse_generate, parse_offsets
 from services.protocol.request import ChatPrompt, IdsPrompt, TextPrompt, ValidRequest
 from services.runtime.clock import Clock
-from services.runtime.error_tree import TailraceError, Unavailable
+from services.runtime.error_tree import InvalidRequest, TailraceError, Unavailable
 from services.runtime.log import get_logger
-from services.tokenizer.acceptance import deadline_of, pin, refuse_unserved
+from services.tokenizer.acceptance import deadline_of, pin
 from services.tokenizer.chat_template import ChatTemplate
+from services.tokenizer.columns import Offsets
 from services.tokenizer.core import Ledger
 from services.tokenizer.effects import (
     Accept,
@@ -37,7 +38,7 @@ from services.tokenizer.effects import (
     Wake,
 )
 from services.tokenizer.encoder import Encoder
-from services.tokenizer.entry import Attempt, Entry
+from services.tokenizer.entry import Attempt, Entry, Reader
 from services.tokenizer.observer import Observer
 from services.tokenizer.upstream import SchedulerLink
 from tailrace.v1 import generation_pb2
@@ -45,7 +46,7 @@ from tailrace.v1 import generation_pb2
 TICK_S = 0.1
 
 OpenPb = generation_pb2.GenerateRequest | generation_pb2.ChatRequest
-AddReader = Callable[[Entry], object]
+AddReader = Callable[[Entry], Reader]
 
 _log = get_logger("tokenizer")
 
@@ -71,7 +72,7 @@ class Shell:
         self._links = links
         self._observer = observer
         self._clock = clock
-        self._openers: dict[Entry, asyncio.Future[None]] = {}
+        self._openers: dict[Entry, list[asyncio.Future[None]]] = {}
         self._waiting: dict[Entry, list[asyncio.Future[None]]] = {}
         self._empty: asyncio.Future[None] | None = None
         self._tasks: asyncio.TaskGroup | None = None
@@ -101,14 +102,17 @@ class Shell:
         Raises a TailraceError when it is refused, and then nothing of it is left here.
         """
         request = self._parse(pb)
-        refuse_unserved(request)
+        if (same := self._ledger.find(tenant, request)) is not None:
+            return await self._attach(same, add_reader)
         self._check_open()
-        self._ledger.check_room(tenant, request.request_id)
+        self._ledger.check_room(request)
         deadline = deadline_of(request, deadline_s, self._clock.now())
         ids = await self._prompt_ids(request)
         pinned = pin(request, ids, context_length=self.context_length, random_bits=secrets.randbits)
-        self._check_open()
         check()
+        if (same := self._ledger.find(tenant, request)) is not None:
+            return await self._attach(same, add_reader)
+        self._check_open()
         entry, effects = self._ledger.open(
             pinned,
             tenant=tenant,
@@ -117,10 +121,25 @@ class Shell:
             now=self._clock.now(),
             unix_ms=self._clock.unix_ms(),
         )
-        add_reader(entry)
-        opener = self._openers[entry] = asyncio.get_running_loop().create_future()
+        reader = add_reader(entry)
         self.perform(effects)
-        await self._accepted(entry, opener)
+        await self._accepted(entry, reader)
+        return entry
+
+    def resume(
+        self, pb: generation_pb2.ResumeRequest, *, tenant: str, add_reader: Callable[[Entry, Offsets], object]
+    ) -> Entry:
+        """Takes up a request again; `add_reader` is given where its caller stands, and raises ValueError beyond that.
+
+        Raises NotFound; InvalidRequest at once for offsets beyond what is here.
+        """
+        entry = self._ledger.resumable(tenant, pb.request_id, pb.resume_token)
+        offsets = parse_offsets(pb.offsets, "offsets", entry.pinned.request.n)
+        try:
+            add_reader(entry, offsets)
+        except ValueError as error:
+            raise InvalidRequest("offsets", str(error)) from None
+        self._ledger.attach(entry)
         return entry
 
     def end(self, entry: Entry, delivered: bool) -> None:
@@ -156,8 +175,9 @@ class Shell:
                 self.perform(self._ledger.tick(now))
 
     async def drain(self) -> None:
-        """Refuses new requests and returns when none is open."""
+        """Refuses new requests and returns when none is open; answers that are only kept are not waited for."""
         self._refusing = "the tokenizer is draining"
+        self.perform(self._ledger.keep_nothing(self._clock.now()))
         await self._until_empty()
 
     async def close(self, timeout_s: float) -> None:
@@ -220,13 +240,13 @@ class Shell:
     def _answer(self, entry: Entry, error: TailraceError | None) -> None:
         if error is None:
             self._observer.accepted(entry)
-        opener = self._openers.pop(entry, None)
-        if opener is None or opener.done():
-            return
-        if error is None:
-            opener.set_result(None)
-        else:
-            opener.set_exception(error)
+        for opener in self._openers.pop(entry, ()):
+            if opener.done():
+                continue
+            if error is None:
+                opener.set_result(None)
+            else:
+                opener.set_exception(error)
 
     def _forgotten(self, entry: Entry) -> None:
         self._observer.forgotten(entry)
@@ -268,15 +288,25 @@ class Shell:
             raise Unavailable(f"no route is open: {why}", reason="NO_ROUTE")
         return scheduler
 
-    async def _accepted(self, entry: Entry, opener: asyncio.Future[None]) -> None:
+    async def _attach(self, entry: Entry, add_reader: AddReader) -> Entry:
+        """The same request once more: one run, one more reader."""
+        reader = add_reader(entry)
+        self._ledger.attach(entry)
+        await self._accepted(entry, reader)
+        return entry
+
+    async def _accepted(self, entry: Entry, reader: Reader) -> None:
         """Waits for the scheduler's word. A caller that leaves meanwhile is gone."""
+        if entry.accepted:
+            return
+        opener: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._openers.setdefault(entry, []).append(opener)
         try:
             await opener
         except asyncio.CancelledError:
+            entry.drop(reader)
             self.end(entry, False)
             raise
-        finally:
-            self._openers.pop(entry, None)
 
     async def _until_empty(self) -> None:
         if len(self._ledger):

@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from services.runtime.errors import Superseded, from_rpc_error
-from tailrace.v1 import common_pb2, generation_pb2, tokenizer_pb2
+from tailrace.v1 import common_pb2, generation_pb2
 from tests.integration.tokenizer.conftest import System, started
 from tests.integration.tokenizer.gateway import Gateway
 
@@ -155,12 +155,6 @@ async def test_a_refused_open_leaves_its_stream_number_free(system: System, gate
         await gateway.open(1, text="")
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     await gateway.open(1)
-
-
-async def test_attach_is_not_served_yet(system: System) -> None:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await system.tokenizer.Attach(tokenizer_pb2.AttachRequest())
-    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 async def test_the_hello_names_the_model_and_what_a_request_may_use(system: System, gateway: Gateway) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from services.protocol.events import ErrorCode, Failure, FinishReason
@@ -29,9 +31,9 @@ def accept(world: World) -> None:
         world.pump()
 
 
-def running(world: World, tokens: int = 0, request_id: str = "r", **request: object) -> Caller:
+def running(world: World, tokens: int = 0, request_id: str = "r", **request: Any) -> Caller:
     """An accepted request with that many tokens."""
-    caller = world.open(request_id, **request)  # type: ignore[arg-type]  # named by the tests below
+    caller = world.open(request_id, **request)
     assert caller is not None
     accept(world)
     for _ in range(tokens):

@@ -29,6 +29,7 @@ class Book:
         """An entry with one token per character, each with this much token-level output."""
         caller = self.world.open(request_id)
         assert caller is not None
+        caller.entry.drop(caller)
         for at, char in enumerate(text):
             tokens = [TokenInfo(5, b"x", -1.0, (TopLogprob(5, -1.0, b"x"),) * 20)] if infos else []
             caller.entry.log.choices[0].append(at, [5], at, char, tokens)

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from services.protocol.events import Completed, Delta, Finish, FinishReason
+from services.protocol.request import OnDisconnect
 from services.tokenizer.state import EnginePhase
-from tests.unit.tokenizer.world import Caller, World, text_of
+from tests.unit.tokenizer.world import SCHEDULER, Caller, World, text_of
 
 pick = st.integers(0, 50)
 yes_or_no = st.booleans()
@@ -25,6 +26,22 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(number=st.integers(0, 3), n=st.integers(1, 3), timeout_s=st.sampled_from([None, 0.5, 3.0]))
     def open(self, number: int, n: int, timeout_s: float | None) -> None:
         self.world.open(f"r{number}", n, timeout_s)
+
+    @rule(number=st.integers(0, 3), n=st.integers(1, 2), detach=yes_or_no, retain_ms=st.sampled_from([0, 2000]))
+    def open_to_be_kept(self, number: int, n: int, detach: bool, retain_ms: int) -> None:
+        kept = OnDisconnect.DETACH if detach else OnDisconnect.ABORT
+        self.world.open(f"r{number}", n, on_disconnect=kept, retain_ms=retain_ms)
+
+    @precondition(lambda self: self.away())
+    @rule(at=pick, count=st.integers(0, 20))
+    def caller_comes_back(self, at: int, count: int) -> None:
+        self.world.come_back(self.away()[at % len(self.away())], count)
+
+    @precondition(lambda self: self.world.route is not None)
+    @rule()
+    def scheduler_is_given_up(self) -> None:
+        self.world.cut()
+        self.world.perform(self.world.attempts.scheduler_lost(SCHEDULER, self.world.now))
 
     @precondition(lambda self: self.world.submits)
     @rule(at=pick, answered=yes_or_no)
@@ -141,12 +158,16 @@ class LedgerMachine(RuleBasedStateMachine):
     def waiting(self) -> list[Caller]:
         return [caller for caller in self.world.callers.values() if not caller.final]
 
+    def away(self) -> list[Caller]:
+        return [caller for caller in self.world.callers.values() if caller.final and caller.answers == ["accepted"]]
+
     def teardown(self) -> None:
         self.world.refuses = False
         self.world.settle()
         assert not len(self.world.ledger), [(e.caller, [(a.phase, a) for a in e.attempts]) for e in self.world.ledger]
         assert not list(self.world.ledger.attempts)
         assert not self.world.sequences, "the scheduler still holds something"
+        assert self.world.retention.reserved_bytes == 0
         for caller in self.world.callers.values():
             assert caller.forgotten == 1
             assert len(caller.answers) == 1

@@ -10,11 +10,12 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from services.protocol.answer import AnswerCursor
 from services.protocol.events import Completed, Delta, Finish, FinishReason, StopText
-from services.protocol.request import Failover, IdsPrompt, Sampling, ValidRequest
-from services.runtime.error_tree import AlreadyExists, Overloaded, PreconditionFailed, Unavailable
+from services.protocol.request import IdsPrompt, Sampling, ValidRequest
+from services.runtime.error_tree import AlreadyExists, NotFound, Overloaded, PreconditionFailed, Unavailable
 from services.tokenizer.assembler import EngineEnd, RouteCall, TextBatch, TextFinish, TextStart
 from services.tokenizer.core import Ledger
 from services.tokenizer.effects import (
@@ -32,9 +33,11 @@ from services.tokenizer.effects import (
     Wake,
 )
 from services.tokenizer.entry import Attempt, Entry, Pinned
+from services.tokenizer.retention import Retention
 
 SCHEDULER = "s"
 GRACE_S = 20.0
+TTL_S = 10.0
 
 
 @dataclass(eq=False)
@@ -51,7 +54,7 @@ class Sequence:
 
 @dataclass(eq=False)
 class Caller:
-    """Who opened a request, and all that it was told."""
+    """Who opened a request, and all that it was told; a Reader of it. `final`: it reads no more."""
 
     entry: Entry
     cursor: AnswerCursor
@@ -64,14 +67,33 @@ class Caller:
         """Takes what is new."""
         self.events += self.cursor.take()
 
+    def mark(self) -> None:
+        """The answer has something new."""
+        self.read()
+
+    def token_offset(self, choice: int) -> int:
+        """Tokens of a choice that it has taken."""
+        return self.cursor.offsets()[choice][0]
+
+    def lose(self, count: int) -> dict[int, tuple[int, int]]:
+        """Of what it was told only the first events arrived; returns where it stands then."""
+        # A resumed stream tells every end again.
+        self.events = [event for event in self.events[:count] if isinstance(event, Delta)]
+        return {event.choice: (event.next_token_offset, event.next_text_offset) for event in self.events}
+
 
 class World:
     """The ledger in its surroundings. `refuses` makes the scheduler full."""
 
     def __init__(self, max_open: int = 50) -> None:
         self.now = 100.0
+        self.retention = Retention(detach_ttl_s=TTL_S, max_count=max_open, max_bytes=1 << 20)
         self.ledger = Ledger(
-            model_id="m", max_open=max_open, engine_grace_s=GRACE_S, random_bits=random.Random(5).getrandbits
+            model_id="m",
+            max_open=max_open,
+            engine_grace_s=GRACE_S,
+            retention=self.retention,
+            random_bits=random.Random(5).getrandbits,
         )
         self.attempts = self.ledger.attempts
         self.epoch = 1
@@ -91,16 +113,14 @@ class World:
 
     # -- callers
 
-    def open(
-        self, request_id: str = "r", n: int = 1, timeout_s: float | None = None, failover: Failover = Failover.CONTINUE
-    ) -> Caller | None:
-        """A request; None when the ledger refuses it."""
+    def open(self, request_id: str = "r", n: int = 1, timeout_s: float | None = None, **options: Any) -> Caller | None:
+        """A request with these fields; None when the ledger refuses it."""
         request = ValidRequest(
-            request_id=request_id, prompt=IdsPrompt((1, 2)), n=n, sampling=Sampling(seed=7), failover=failover
+            request_id=request_id, prompt=IdsPrompt((1, 2)), n=n, sampling=Sampling(seed=7), **options
         )
         try:
             entry, effects = self.ledger.open(
-                Pinned(request, [1, 2]),
+                Pinned(request, [1, 2], request),
                 tenant="t",
                 scheduler=SCHEDULER,
                 deadline=None if timeout_s is None else self.now + timeout_s,
@@ -110,19 +130,37 @@ class World:
         except (AlreadyExists, Overloaded):
             return None
         caller = self.callers[entry] = Caller(entry, AnswerCursor(entry.log))
+        entry.readers.append(caller)
         self.perform(effects)
         return caller
 
     def leave(self, caller: Caller) -> None:
         """The caller goes away."""
         caller.final = True
+        caller.entry.drop(caller)
         self.perform(self.ledger.left(caller.entry, self.now))
+
+    def come_back(self, caller: Caller, count: int) -> bool:
+        """A caller who had left resumes, with the first events alone; False when its request is not found."""
+        entry = caller.entry
+        try:
+            found = self.ledger.resumable(entry.tenant, entry.request_id, entry.started.resume_token)
+        except NotFound:
+            return False
+        assert found is entry
+        caller.cursor = AnswerCursor(entry.log, offsets=caller.lose(count))
+        caller.final = False
+        entry.readers.append(caller)
+        self.ledger.attach(entry)
+        caller.read()
+        return True
 
     def deliver(self, caller: Caller) -> None:
         """The caller has its terminal event, if there is one."""
         caller.read()
         if caller.cursor.done:
             caller.final = True
+            caller.entry.drop(caller)
             self.perform(self.ledger.delivered(caller.entry, self.now))
 
     def abort(self, request_id: str) -> None:
@@ -249,10 +287,11 @@ class World:
                 case Refuse(entry, error):
                     self.callers[entry].answers.append(type(error).__name__)
                     self.callers[entry].final = True
+                    entry.drop(self.callers[entry])
                 case Wake(entries):
                     for entry in entries:
-                        if not self.callers[entry].final:
-                            self.callers[entry].read()
+                        for reader in entry.readers:
+                            reader.mark()
                 case Finished(entry):
                     self.finished.append(entry)
                 case Unacceptable(entry):
