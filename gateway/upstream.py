@@ -218,7 +218,8 @@ class TokenizerLink:
         now = self._clock.now()
         if self._lost_at is None:
             self._lost_at = now
-            _log.warning("tokenizer lost", address=self.address, why=str(lost), open_streams=len(self.streams))
+            if self.peer is not None:  # while both start it isn't there yet, which is nobody's loss
+                _log.warning("tokenizer lost", address=self.address, why=str(lost), open_streams=len(self.streams))
         if now - self._lost_at >= self._grace_s:
             for stream in list(self.streams):
                 self._cut(stream, "the tokenizer that has this request can't be reached")
