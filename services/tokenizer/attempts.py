@@ -6,6 +6,7 @@ Events in, effects out, as in core.py. All times are monotonic seconds, given wi
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from services.protocol.events import ErrorCode, Failure, Finish, FinishReason
 from services.runtime.error_tree import TailraceError
@@ -22,6 +23,14 @@ MARKER_GRACE_S = 10.0
 
 EPOCH_GRACE_S = 3.0
 """How long an attempt's epoch and its route's may differ: one of the two is old, and by then it is known which."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a scheduler should hold of us: attempts up to a number, and which of them are live."""
+
+    highest_number: int
+    live_ids: tuple[int, ...]
 
 
 class Attempts:
@@ -177,6 +186,26 @@ class Attempts:
         """The scheduler is given up: everything it had accepted is lost."""
         lost = [attempt for attempt in self._book.at(scheduler) if attempt.epoch or attempt.settled]
         effects = [effect for attempt in lost for effect in self._lose(attempt, now)]
+        return [*effects, *self._failover.resubmit()]
+
+    def loaded(self, scheduler: str, sequences: int) -> None:
+        """The scheduler told how many sequences wait and run there."""
+        self._schedulers.loaded(scheduler, sequences)
+
+    def wanted(self, scheduler: str) -> Wanted:
+        """What to reconcile with. Attempts from the first unanswered Submit on are not judged: it may be on its way."""
+        mine = self._book.at(scheduler)
+        on_their_way = (attempt.number for attempt in mine if attempt.phase is EnginePhase.SUBMITTING)
+        highest = min(on_their_way, default=self._book.highest_number + 1) - 1
+        live = (a for a in mine if a.number <= highest and a.phase is not EnginePhase.RELEASING)
+        return Wanted(highest, tuple(attempt.attempt_id for attempt in live))
+
+    def reconciled(self, scheduler: str, epoch: int, missing_ids: Iterable[int], now: float) -> Effects:
+        """The scheduler said which of the wanted attempts it does not have."""
+        effects = self.scheduler_seen(scheduler, epoch, now)
+        for attempt in self._book.known(missing_ids):
+            if attempt.phase is not EnginePhase.RELEASING:
+                effects += self._lose(attempt, now)
         return [*effects, *self._failover.resubmit()]
 
     def overdue(self, attempt: Attempt, now: float) -> Effects:

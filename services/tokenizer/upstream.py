@@ -87,12 +87,15 @@ class SchedulerLink:
         self._aborts: dict[int, None] = {}
         self._releases: dict[int, None] = {}
         self._outbox_wakeup = Wakeup()
+        self._route_opened = Wakeup()
 
     async def run(self) -> None:
-        """Keeps the route open and sends what is in the outbox, until cancelled."""
+        """Keeps the route and the lease, and sends what is in the outbox, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._keep_route(), name=f"route {self.address}")
             tasks.create_task(self._send_outbox(), name=f"outbox {self.address}")
+            tasks.create_task(self._keep_reconciled(), name=f"reconciliation {self.address}")
+            tasks.create_task(self._keep_lease(), name=f"lease {self.address}")
 
     async def close(self, timeout_s: float) -> None:
         """Sends what is left in the outbox within the bound, and closes the channels."""
@@ -171,7 +174,10 @@ class SchedulerLink:
         aborts, releases = list(self._aborts), list(self._releases)
         if aborts:
             await self._scheduler.Abort(
-                scheduler_pb2.SchedulerServiceAbortRequest(attempt_ids=aborts), timeout=CALL_TIMEOUT_S
+                scheduler_pb2.SchedulerServiceAbortRequest(
+                    attempt_ids=aborts, tokenizer=self._name, tokenizer_epoch=self._hello.epoch
+                ),
+                timeout=CALL_TIMEOUT_S,
             )
             for attempt_id in aborts:
                 self._aborts.pop(attempt_id, None)
@@ -182,9 +188,63 @@ class SchedulerLink:
             self._perform(self._attempts.release_answered(releases, epoch, self._clock.now()))
 
     async def _release(self, attempt_ids: Sequence[int]) -> int:
-        request = scheduler_pb2.SchedulerServiceReleaseRequest(attempt_ids=attempt_ids)
+        request = scheduler_pb2.SchedulerServiceReleaseRequest(
+            attempt_ids=attempt_ids, tokenizer=self._name, tokenizer_epoch=self._hello.epoch
+        )
         response = await self._scheduler.Release(request, timeout=CALL_TIMEOUT_S)
         return response.epoch
+
+    # -- the lease
+
+    async def _keep_lease(self) -> None:
+        """One StreamLoad call after the other: while there is one, the scheduler knows that we live."""
+        backoff = Backoff(0.05, 1.0)
+        while True:
+            try:
+                await self._hold_lease(backoff)
+            except (TimeoutError, grpc.aio.AioRpcError) as error:
+                _log.debug("lease lost", scheduler=self.address, why=str(error))
+            await asyncio.sleep(backoff.next())
+
+    async def _hold_lease(self, backoff: Backoff) -> None:
+        request = scheduler_pb2.StreamLoadRequest(tokenizer=self._name, tokenizer_epoch=self._hello.epoch)
+        loop = asyncio.get_running_loop()
+        async with open_stream(lambda: self._scheduler.StreamLoad(request)) as call:
+            async with asyncio.timeout(SUSPECT_S) as silence:
+                async for response in call:
+                    silence.reschedule(loop.time() + SUSPECT_S)
+                    backoff.reset()
+                    if response.HasField("load"):
+                        load = response.load
+                        self._attempts.loaded(self.address, load.waiting_sequences + load.running_sequences)
+
+    async def _keep_reconciled(self) -> None:
+        while True:
+            await self._route_opened.wait()
+            await self._reconcile()
+
+    async def _reconcile(self) -> None:
+        """With a route newly open, both sides agree on which attempts there are; tried while the route stands."""
+        backoff = Backoff(0.05, 1.0)
+        while self.live:
+            wanted = self._attempts.wanted(self.address)
+            request = scheduler_pb2.ReconcileRequest(
+                tokenizer=self._name,
+                tokenizer_epoch=self._hello.epoch,
+                highest_attempt_number=wanted.highest_number,
+                live_attempt_ids=wanted.live_ids,
+            )
+            try:
+                response = await self._scheduler.Reconcile(request, timeout=CALL_TIMEOUT_S)
+            except grpc.aio.AioRpcError as error:
+                if error.code() not in _UNANSWERED:
+                    _log.error("scheduler refused to reconcile", scheduler=self.address, why=error.details())
+                    return
+                await asyncio.sleep(backoff.next())
+            else:
+                missing, now = response.missing_attempt_ids, self._clock.now()
+                self._perform(self._attempts.reconciled(self.address, response.epoch, missing, now))
+                return
 
     # -- the route
 
@@ -249,6 +309,7 @@ class SchedulerLink:
         self._metrics.route_opens_total.inc()
         self._perform(self._attempts.route_opened(self.address, scheduler.epoch, self._clock.now()))
         self._set_live(True, "")
+        self._route_opened.set()
         return RouteCall(self._attempts, self.address, scheduler.epoch)
 
     def _route(self) -> detokenizer_pb2.StreamTextRequest:

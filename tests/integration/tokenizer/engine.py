@@ -52,6 +52,9 @@ class Engine(scheduler_pb2_grpc.SchedulerServiceServicer, detokenizer_pb2_grpc.D
         self.aborted: list[int] = []
         self.released: list[int] = []
         self.calls: list[Call] = []
+        self.reconciles: list[scheduler_pb2.ReconcileRequest] = []
+        self.leases = 0
+        self.waiting_sequences = 0
         self.on_submit: Callable[[scheduler_pb2.SubmitRequest], None] = lambda request: None
         self.refusal: TailraceError | None = None
         self.hold_submit: asyncio.Event | None = None
@@ -163,6 +166,28 @@ class Engine(scheduler_pb2_grpc.SchedulerServiceServicer, detokenizer_pb2_grpc.D
             self.batch(detokenizer_pb2.TextBatch(released_attempt_ids=request.attempt_ids))
         await self._tell()
         return scheduler_pb2.SchedulerServiceReleaseResponse(epoch=self.hello.epoch)
+
+    async def Reconcile(
+        self, request: scheduler_pb2.ReconcileRequest, context: Context
+    ) -> scheduler_pb2.ReconcileResponse:
+        self.reconciles.append(request)
+        held = {attempt_id for attempt_id, _ in self.sequences}
+        await self._tell()
+        missing = [attempt_id for attempt_id in request.live_attempt_ids if attempt_id not in held]
+        return scheduler_pb2.ReconcileResponse(epoch=self.hello.epoch, missing_attempt_ids=missing)
+
+    async def StreamLoad(  # type: ignore[override]  # grpc.aio also takes a method that writes
+        self, request: scheduler_pb2.StreamLoadRequest, context: Context
+    ) -> None:
+        self.leases += 1
+        try:
+            await context.write(scheduler_pb2.StreamLoadResponse(hello=self.hello))
+            while True:
+                load = scheduler_pb2.Load(waiting_sequences=self.waiting_sequences)
+                await context.write(scheduler_pb2.StreamLoadResponse(load=load))
+                await asyncio.sleep(HEARTBEAT_S)
+        finally:
+            self.leases -= 1
 
     # -- DetokenizerService
 

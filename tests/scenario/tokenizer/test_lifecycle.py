@@ -355,3 +355,29 @@ async def test_past_the_bound_of_a_drain_callers_get_an_abort_and_not_a_cut(tiny
         assert await system.running == 0
         assert {submit.attempt_id for submit in system.engine.submits} == set(system.engine.released)
         await gateway.disconnect()
+
+
+async def test_each_reconnect_reconciles_and_what_is_missing_is_continued(system: System, gateway: Gateway) -> None:
+    await system.engine.until(lambda: len(system.engine.reconciles) == 1)
+    await gateway.open(1)
+    first = system.engine.submits[0].attempt_id
+    system.engine.sequences.clear()
+    system.engine.cut()
+    await system.engine.until(lambda: len(system.engine.reconciles) == 2)
+    assert list(system.engine.reconciles[1].live_attempt_ids) == [first]
+    assert system.engine.reconciles[1].highest_attempt_number == 1
+    await system.engine.until(lambda: len(system.engine.submits) == 2)
+    system.engine.answer(system.engine.submits[1].attempt_id, "continued")
+    assert (await gateway.completed(1)).texts == {0: "continued"}
+    await gateway.release(1)
+    await system.until_idle()
+
+
+async def test_one_lease_is_held_as_long_as_the_process_lives(tiny_model: Path) -> None:
+    async with started(tiny_model) as system:
+        await until(lambda: system.engine.leases == 1)
+        system.engine.cut()
+        await system.engine.until(lambda: system.engine.has_call(2))
+        assert system.engine.leases == 1
+        engine = system.engine
+    await until(lambda: engine.leases == 0)

@@ -11,6 +11,7 @@ from services.protocol.request import Failover
 from services.runtime.error_tree import InvalidRequest, Overloaded, TailraceError, Unavailable
 from services.tokenizer.core import END_GRACE_S
 from services.tokenizer.failover import MAX_FRUITLESS
+from services.tokenizer.schedulers import Schedulers
 from tests.unit.tokenizer.world import GRACE_S, SCHEDULER, Caller, World
 
 
@@ -248,3 +249,51 @@ def test_the_deadline_goes_on_between_two_schedulers(world: World) -> None:
     finish = caller.entry.log.choices[0].finish
     assert finish is not None
     assert finish.reason is FinishReason.DEADLINE
+
+
+def test_what_a_scheduler_should_have_and_has_not_is_continued(world: World) -> None:
+    caller = running(world, tokens=1)
+    world.sequences.clear()
+    world.reconcile()
+    world.arrive_answer(0)
+    assert caller.entry.attempts[0].released
+    assert [attempt.entry for attempt in world.submits] == [caller.entry]
+
+
+def test_a_submit_on_its_way_is_not_judged_missing(world: World) -> None:
+    running(world, request_id="a")
+    coming = world.open("b")
+    assert coming is not None
+    later = running_beside(world, "c")
+    wanted = world.attempts.wanted(SCHEDULER)
+    assert wanted.highest_number == 1
+    assert len(wanted.live_ids) == 1
+    accept(world)
+    assert len(world.attempts.wanted(SCHEDULER).live_ids) == 3
+    world.leave(later)
+    assert len(world.attempts.wanted(SCHEDULER).live_ids) == 2
+
+
+def running_beside(world: World, request_id: str) -> Caller:
+    """An accepted request, while others' Submits are still on their way."""
+    caller = world.open(request_id)
+    assert caller is not None
+    world.arrive_submit(caller.entry.attempts[0])
+    world.arrive_answer(0)
+    return caller
+
+
+def test_the_least_busy_scheduler_is_chosen_and_what_was_sent_counts_until_it_tells_again() -> None:
+    schedulers = Schedulers()
+    assert schedulers.least_busy() is None
+    schedulers.opened("a", 1)
+    schedulers.opened("b", 2)
+    schedulers.loaded("a", 5)
+    schedulers.loaded("b", 3)
+    assert schedulers.least_busy() == "b"
+    schedulers.sent("b", 3)
+    assert schedulers.least_busy() == "a"
+    schedulers.loaded("b", 4)
+    assert schedulers.least_busy() == "b"
+    schedulers.closed("b")
+    assert schedulers.least_busy() == "a"

@@ -105,6 +105,11 @@ class LedgerMachine(RuleBasedStateMachine):
     def route_opened(self) -> None:
         self.world.connect()
 
+    @precondition(lambda self: self.world.route is not None)
+    @rule()
+    def reconciles(self) -> None:
+        self.world.reconcile()
+
     @precondition(lambda self: self.world.sequences)
     @rule()
     def scheduler_restarts(self) -> None:

@@ -241,6 +241,14 @@ class World:
         self._put_rows(sequence, 0)
         self._put_end(sequence)
 
+    def reconcile(self) -> None:
+        """Both sides compare; the answer comes back whenever it does."""
+        wanted, epoch = self.attempts.wanted(SCHEDULER), self.epoch
+        held = {attempt_id for attempt_id, _ in self.sequences}
+        missing = [attempt_id for attempt_id in wanted.live_ids if attempt_id not in held]
+        self.tombstones.update(missing)
+        self.answers.append(lambda: self.attempts.reconciled(SCHEDULER, epoch, missing, self.now))
+
     def pump(self) -> None:
         """The next message of the pipe arrives."""
         if self.route is not None and self.pipe:
