@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import openai
 import pytest
 import pytest_asyncio
 
-from tailrace.client import Client, InvalidRequest
+from tailrace.client import Client, Delta, InvalidRequest
 from tests.stack import Stack, process_stack
 
 QUESTION = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
@@ -54,6 +55,45 @@ async def test_grpc_gives_the_same_greedy_answer_alone_and_in_company(client: Cl
     together = await asyncio.gather(client.chat(QUESTION, temperature=0, max_tokens=16).text(), *company)
     assert "Paris" in alone
     assert together[0] == alone
+
+
+async def test_the_models_probabilities_come_with_each_tokens_bytes_on_grpc_and_in_openais_form(
+    stack: Stack, client: Client
+) -> None:
+    options: dict[str, Any] = {"temperature": 0, "max_tokens": 12}
+    (choice,) = (await client.chat(QUESTION, **options, logprobs=3).whole()).choices
+    assert b"".join(token.bytes for token in choice.tokens) == choice.text.encode()
+    assert [token.token_id for token in choice.tokens] == choice.token_ids
+    for token in choice.tokens:
+        values = [top.logprob for top in token.top]
+        assert len(values) == 3
+        assert values == sorted(values, reverse=True)
+        assert (token.token_id, token.logprob) == (token.top[0].token_id, values[0]), "greedy: the likeliest"
+        assert sum(map(math.exp, values)) <= 1.0001
+    async with openai.AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="none") as api:
+        answer = await api.chat.completions.create(
+            model=stack.model, messages=QUESTION, **options, logprobs=True, top_logprobs=3
+        )
+    content = (answer.choices[0].logprobs and answer.choices[0].logprobs.content) or []
+    assert [bytes(entry.bytes or ()) for entry in content] == [token.bytes for token in choice.tokens]
+    assert [entry.logprob for entry in content] == pytest.approx([token.logprob for token in choice.tokens], abs=1e-4)
+    assert [[bytes(top.bytes or ()) for top in entry.top_logprobs] for entry in content] == [
+        [top.bytes for top in token.top] for token in choice.tokens
+    ]
+
+
+async def test_an_emoji_that_the_model_writes_in_two_tokens_comes_whole_and_each_token_has_its_bytes(
+    client: Client,
+) -> None:
+    prompt = "I am so happy 😊 I am so happy 😊 I am so happy"
+    stream = client.generate(prompt, temperature=0, max_tokens=12, logprobs=1)
+    deltas = [event async for event in stream if isinstance(event, Delta)]
+    text = "".join(delta.text for delta in deltas)
+    pieces = [token.bytes for delta in deltas for token in delta.tokens]
+    assert b"".join(pieces) == text.encode()
+    assert "😊" in text
+    assert "\ufffd" not in text
+    assert " 😊".encode() not in pieces, "no token holds it whole"
 
 
 def text_of(size: int) -> str:
