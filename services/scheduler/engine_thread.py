@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -10,6 +12,8 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+ENGINE_NICENESS = 5
 
 
 class EngineThread:
@@ -37,6 +41,7 @@ class EngineThread:
         await self._ended
 
     def _work(self) -> None:
+        _yield_to_event_loops()
         while (job := self._calls.get()) is not None:
             future, call = job
             try:
@@ -53,6 +58,16 @@ class EngineThread:
         except RuntimeError:
             # The loop is closed: nobody waits any more.
             self._calls.put(None)
+
+
+def _yield_to_event_loops() -> None:
+    """Lowers this thread's priority, and so that of the threads which its engine starts.
+
+    A step keeps every core busy, and what it computes still has to get out: beside a prefill the loop's 99th percentile
+    of lag halves. Where threads have no priority of their own nothing is changed.
+    """
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), ENGINE_NICENESS)
 
 
 def _resolve(future: asyncio.Future[Any], result: object) -> None:
