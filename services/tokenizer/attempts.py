@@ -188,6 +188,10 @@ class Attempts:
         effects = [effect for attempt in lost for effect in self._lose(attempt, now)]
         return [*effects, *self._failover.resubmit()]
 
+    def scheduler_silent(self, scheduler: str, now: float) -> Effects:
+        """The scheduler answers nobody, but may be back with all that it knew: given up only where another is there."""
+        return self.scheduler_lost(scheduler, now) if self._schedulers.other_than(scheduler) else []
+
     def loaded(self, scheduler: str, sequences: int) -> None:
         """The scheduler told how many sequences wait and run there."""
         self._schedulers.loaded(scheduler, sequences)

@@ -23,6 +23,10 @@ class Schedulers:
         """Its route is not open any more."""
         self._epochs.pop(scheduler, None)
 
+    def other_than(self, scheduler: str) -> bool:
+        """Whether another one has an open route."""
+        return any(open_one != scheduler for open_one in self._epochs)
+
     def loaded(self, scheduler: str, sequences: int) -> None:
         """It told how many sequences wait and run there."""
         self._sequences[scheduler] = sequences

@@ -33,6 +33,9 @@ CALL_TIMEOUT_S = 2.0
 REFUSED_S = 1.0
 """How long a scheduler may refuse connections before its requests go on without it."""
 
+SILENT_S = 3.0
+"""How long a scheduler may leave everything unanswered before its requests go on at another one."""
+
 DETAILS_KEY = "grpc-status-details-bin"
 
 # The peer did not answer; whether it acted is not known.
@@ -83,7 +86,7 @@ class SchedulerLink:
         self._text_channels = [connect(detokenizer) for detokenizer in detokenizers]
         self._generation = 0
         self._broken: str | None = None
-        self._refusing_since: float | None = None
+        self._unreachable_since: float | None = None
         self._aborts: dict[int, None] = {}
         self._releases: dict[int, None] = {}
         self._outbox_wakeup = Wakeup()
@@ -305,7 +308,7 @@ class SchedulerLink:
             if why is not None:
                 raise _CallBroken(f"{who} does not fit: {why}")
         self.context_length = scheduler.context_length
-        self._refusing_since = None
+        self._unreachable_since = None
         self._metrics.route_opens_total.inc()
         self._perform(self._attempts.route_opened(self.address, scheduler.epoch, self._clock.now()))
         self._set_live(True, "")
@@ -322,22 +325,23 @@ class SchedulerLink:
         """With the route down, asks the scheduler itself who it is: a new incarnation has nothing of the old one's.
 
         One that refuses connections for a while is given up. One that merely does not answer may have been stopped,
-        with all that it knows.
+        with all that it knows; it is waited for unless there is another.
         """
         try:
             epoch = await self._release(())
         except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.UNAVAILABLE:
-                self._refused()
+            self._unreachable(error.code())
             return
-        self._refusing_since = None
+        self._unreachable_since = None
         self._perform(self._attempts.scheduler_seen(self.address, epoch, self._clock.now()))
 
-    def _refused(self) -> None:
+    def _unreachable(self, code: grpc.StatusCode) -> None:
         now = self._clock.now()
-        self._refusing_since = self._refusing_since or now
-        if now >= self._refusing_since + REFUSED_S:
+        self._unreachable_since = since = self._unreachable_since or now
+        if code is grpc.StatusCode.UNAVAILABLE and now >= since + REFUSED_S:
             self._perform(self._attempts.scheduler_lost(self.address, now))
+        elif code is grpc.StatusCode.DEADLINE_EXCEEDED and now >= since + SILENT_S:
+            self._perform(self._attempts.scheduler_silent(self.address, now))
 
     def _set_live(self, live: bool, why_not: str) -> None:
         if (live, why_not) == (self.live, self.why_not):

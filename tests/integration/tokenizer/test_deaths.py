@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -80,12 +81,17 @@ class Chain:
 
     async def answers(self, first: int) -> dict[int, Stream]:
         """All of them, whole."""
-        return {number: await self.gateway.completed(first + number) for number in range(STREAMS)}
+        await self.gateway.until(lambda: all(self.whole(first + number) for number in range(STREAMS)), 60)
+        return {number: self.gateway.streams[first + number] for number in range(STREAMS)}
 
     async def until_tokens(self, stream_id: int, count: int) -> None:
         """Until a stream has that many tokens in its first choice."""
         streams = self.gateway.streams
         await self.gateway.until(lambda: stream_id in streams and len(streams[stream_id].ids.get(0, ())) >= count, 20)
+
+    def whole(self, stream_id: int) -> bool:
+        """Whether a stream has its completion."""
+        return stream_id in self.gateway.streams and self.gateway.streams[stream_id].completed is not None
 
     async def until_idle(self) -> None:
         """Until the tokenizer remembers nothing."""
@@ -149,5 +155,22 @@ async def test_a_killed_scheduler_is_replaced_by_the_other_one(tiny_model: Path)
         await system.until_tokens(2000, 40)
         await system.schedulers[0].kill()
         check_same(undisturbed, await asking)
+        await system.gateway.release(*range(1000, 1000 + STREAMS), *range(2000, 2000 + STREAMS))
+        await system.until_idle()
+
+
+@pytest.mark.slow
+async def test_a_stopped_scheduler_is_replaced_by_the_other_one_and_changes_nothing_when_it_wakes(
+    tiny_model: Path,
+) -> None:
+    async with chain(tiny_model, schedulers=2) as system:
+        undisturbed = await system.ask(1000)
+        asking = asyncio.create_task(system.ask(2000))
+        await system.until_tokens(2000, 40)
+        victim = system.schedulers[0].process
+        assert victim is not None
+        victim.send_signal(signal.SIGSTOP)
+        check_same(undisturbed, await asking)
+        victim.send_signal(signal.SIGCONT)
         await system.gateway.release(*range(1000, 1000 + STREAMS), *range(2000, 2000 + STREAMS))
         await system.until_idle()

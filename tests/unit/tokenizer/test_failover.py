@@ -297,3 +297,29 @@ def test_the_least_busy_scheduler_is_chosen_and_what_was_sent_counts_until_it_te
     assert schedulers.least_busy() == "b"
     schedulers.closed("b")
     assert schedulers.least_busy() == "a"
+
+
+def test_a_scheduler_that_only_is_silent_is_given_up_where_another_is_there_and_waited_for_otherwise(
+    world: World,
+) -> None:
+    caller = running(world, tokens=1)
+    world.cut()
+    world.perform(world.attempts.scheduler_silent(SCHEDULER, world.now))
+    assert not caller.entry.attempts[0].released
+    world.perform(world.attempts.route_opened("other", 9, world.now))
+    world.perform(world.attempts.scheduler_silent(SCHEDULER, world.now))
+    assert [attempt.scheduler for attempt in world.submits] == ["other"]
+
+
+def test_a_scheduler_that_was_given_up_and_wakes_writes_into_nothing_and_is_told_to_forget(world: World) -> None:
+    caller = running(world, tokens=1)
+    world.cut()
+    world.perform(world.attempts.route_opened("other", 9, world.now))
+    world.perform(world.attempts.scheduler_silent(SCHEDULER, world.now))
+    first = caller.entry.attempts[0]
+    world.generate(world.of(first.attempt_id)[0])
+    world.connect()
+    while world.pipe:
+        world.pump()
+    assert caller.entry.log.choices[0].token_ids == [100]
+    assert list(world.releases) == [first.attempt_id]
