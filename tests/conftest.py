@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import io
 import os
+from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -29,6 +34,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("e2e")
         if "model_directory" in getattr(item, "fixturenames", ()):
             item.add_marker("model")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """A test that hung says where each of its tasks waits; the traceback alone only shows the event loop's."""
+    report = yield
+    if call.excinfo is not None and "pytest-timeout" in str(call.excinfo.value):
+        report.sections.append(("Tasks still open", _open_tasks()))
+    return report
+
+
+def _open_tasks() -> str:
+    tasks = [found for found in gc.get_objects() if isinstance(found, asyncio.Task) and not found.done()]
+    written = io.StringIO()
+    for task in tasks:
+        task.print_stack(file=written)
+    return written.getvalue()
 
 
 @pytest.fixture(scope="session")

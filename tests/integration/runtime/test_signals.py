@@ -41,9 +41,11 @@ class Child:
         self.popen.send_signal(signal.SIGTERM)
 
     async def exit(self) -> tuple[int, list[dict[str, Any]]]:
-        """Exit code and the rest of its log."""
-        _, log = await asyncio.to_thread(self.popen.communicate, timeout=60)
-        return self.popen.returncode, [json.loads(line) for line in log.splitlines()]
+        """Exit code and the rest of its log, read where `readline` left off: it may have buffered more than a line."""
+        assert self.popen.stderr is not None
+        log = await asyncio.to_thread(self.popen.stderr.read)
+        code = await asyncio.to_thread(self.popen.wait, 60)
+        return code, [json.loads(line) for line in log.splitlines()]
 
 
 def popen(*argv: str) -> subprocess.Popen[str]:
