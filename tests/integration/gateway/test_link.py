@@ -100,7 +100,7 @@ async def test_a_tokenizer_without_a_route_takes_no_requests_and_ready_says_why(
 ) -> None:
     tokenizer.why_not = "scheduler: the model is being loaded"
     tokenizer.hang_up()
-    await wait_until(lambda: tokenizer.calls == 2 and not gateway.runtime.ready)
+    await wait_until(lambda: tokenizer.why_not in gateway.gateway.router.why_not)
     async with http.get("/ready") as response:
         assert response.status == 503
         assert tokenizer.why_not in (await response.json())["why"]
