@@ -122,7 +122,6 @@ class TokenizerMetrics:
         )
         self.prompt_tokens_total = counter("prompt_tokens_total", "Tokens of accepted prompts.")
         self.output_tokens_total = counter("output_tokens_total", "Tokens that arrived for open requests.")
-        self.merged_deltas_total = counter("merged_deltas_total", "Deltas sent together because a reader was slow.")
         self.duplicates_dropped_total = counter(
             "duplicates_dropped_total", "Tokens received again, compared, found equal and dropped."
         )
