@@ -4,54 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cli.stack import free_ports
 from services.runtime.client import connect
 from services.tokenizer.app import TokenizerApp
 from services.tokenizer.config import Config
 from tailrace.v1 import common_pb2, generation_pb2, generation_pb2_grpc, tokenizer_pb2_grpc
 from tests.integration.tokenizer.gateway import Gateway, Stream
 from tests.integration.tokenizer.test_real_services import FREE, _process, _ready
+from tests.killable import Killable
 
 STREAMS = 12
 TOKENS = 120
 PACE_MS = 5
-
-
-@dataclass
-class Killable:
-    """One service in a process of its own, on a port that it keeps."""
-
-    module: str
-    flags: tuple[str, ...]
-    port: int = field(default_factory=lambda: free_ports(1)[0])
-    process: asyncio.subprocess.Process | None = None
-
-    @property
-    def address(self) -> str:
-        """Where it answers."""
-        return f"127.0.0.1:{self.port}"
-
-    async def start(self) -> None:
-        """Starts it; whoever needs it waits until it answers."""
-        ports = ("--port", str(self.port), "--admin-port", "0", "--metrics-port", "0", "--die-with-parent")
-        command = (sys.executable, "-m", self.module, *ports, "--log-level", "error", *self.flags)
-        self.process = await asyncio.create_subprocess_exec(*command)
-
-    async def kill(self) -> None:
-        """No goodbye."""
-        assert self.process is not None
-        if self.process.returncode is None:
-            self.process.kill()
-        await self.process.wait()
 
 
 @dataclass
