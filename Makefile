@@ -17,6 +17,7 @@ PYTEST_ARGS ?=
 FUZZ_S      ?= 60
 FUZZ_ARGS   ?=
 BENCH_ARGS  ?=
+CHAOS_ARGS  ?=
 EXTRAS      ?= scheduler,dev
 COMPOSE     ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
 
@@ -37,7 +38,7 @@ BUF_READY   := build/node/.buf-$(BUF_VERSION)
 
 say = @printf '\033[1m==> %s\033[0m\n' $(1)
 
-.PHONY: help setup proto model run test test-fast test-text test-nightly fuzz check lint format type imports proto-lint proto-breaking docker-lint up down bench clean
+.PHONY: help setup proto model run test test-fast test-text test-nightly fuzz chaos check lint format type imports proto-lint proto-breaking docker-lint up down bench clean
 
 help: ## this list
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} \
@@ -91,6 +92,9 @@ test-nightly: setup proto model ## the same laws over 100,000 sequences and more
 
 fuzz: setup proto ## random and mutated outputs against the definition of text, for FUZZ_S=60 seconds; kept in build/fuzz
 	@$(PY) -m tests.fuzz --seconds $(FUZZ_S) $(FUZZ_ARGS)
+
+chaos: setup proto model ## 200 streams while every service is killed and stopped, ten times over; build/chaos/report.json
+	@$(PY) -m tests.chaos $(CHAOS_ARGS)
 
 check: lint type imports proto-lint proto-breaking docker-lint ## all that can be checked without running: the targets below
 

@@ -4,10 +4,11 @@
 
 The four services run as processes with the fake engine, which gives one token a step and sequence, either on the wall
 clock's grid of 20 ms (paced) or as fast as it can (flat out). Clients run in one process of their own: gRPC streams on
-one connection, or SSE chat completions with a connection each. Each figure is the median of several runs; each run
-counts its steady window alone (see `meter`). CPU is utime + stime of /proc/PID/stat. Latency is a delta's arrival
-modulo the pace, so it includes everything from the end of the engine's step to the client's own read; it means nothing
-flat out, nor where the machine can't keep up with the pace, and is null there.
+one connection, or SSE chat completions with a connection each. Each case has a stack of its own and its figures are
+the median of several runs; each run counts its steady window alone (see `meter`). CPU is utime + stime of
+/proc/PID/stat. Latency is a delta's arrival modulo the pace, so it includes everything from the end of the engine's
+step to the client's own read; it means nothing flat out, nor where the machine can't keep up with the pace, and is
+null there.
 """
 
 from __future__ import annotations
@@ -88,16 +89,17 @@ async def _measure(cases: Sequence[Case], effort: Effort) -> list[Row]:
     rows = []
     columns = (TextColumn("{task.description:<34}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns) as progress:
-        bar = progress.add_task("starting the services", total=len(cases) * effort.runs)
-        for pace_ms in dict.fromkeys(case.pace_ms for case in cases):
-            async with running(model_directory(None), *ENGINE_FLAGS, "--fake-pace-ms", str(pace_ms)) as stack:
-                for case in (case for case in cases if case.pace_ms == pace_ms):
-                    progress.update(bar, description=str(case))
-                    windows = []
-                    for _ in range(effort.runs):
-                        windows.append(await _window(stack, case, effort))
-                        progress.advance(bar)
-                    rows.append(_row(case, windows))
+        bar = progress.add_task("", total=len(cases) * effort.runs)
+        for case in cases:
+            progress.update(bar, description=f"{case}: starting")
+            # A stack of its own for each: what one case leaves warm or grown must not be measured with the next.
+            async with running(model_directory(None), *ENGINE_FLAGS, "--fake-pace-ms", str(case.pace_ms)) as stack:
+                progress.update(bar, description=str(case))
+                windows = []
+                for _ in range(effort.runs):
+                    windows.append(await _window(stack, case, effort))
+                    progress.advance(bar)
+            rows.append(_row(case, windows))
     return rows
 
 
