@@ -13,11 +13,11 @@ from typing import Any, Protocol
 import torch
 
 from kernels.add_rms_norm import add_rms_norm
-from kernels.kv_write import kv_write
+from kernels.gelu_mul import gelu_mul
 from kernels.linear import Linear, make_linear
 from kernels.paged_attention import Span, paged_attention, plan_attention
 from kernels.rms_norm import rms_norm
-from kernels.rotary import rotary
+from kernels.rotary_kv_write import rotary_kv_write
 from kernels.silu_mul import silu_mul
 
 Tensor = torch.Tensor
@@ -35,14 +35,8 @@ class AddRmsNorm(Protocol):
     def __call__(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]: ...
 
 
-class Rotary(Protocol):
-    """See kernels.rotary."""
-
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor: ...
-
-
-class SiluMul(Protocol):
-    """See kernels.silu_mul."""
+class GateMul(Protocol):
+    """See kernels.silu_mul and kernels.gelu_mul."""
 
     def __call__(self, gate_up: Tensor) -> Tensor: ...
 
@@ -54,16 +48,45 @@ class MakeLinear(Protocol):
 
 
 class PlanAttention(Protocol):
-    """Works out, once a step, whatever its attention wants to know; only that attention looks inside."""
+    """Works out, once a step, whatever its attention wants to know.
+
+    Only that attention looks inside, but for `slots` (rows,): where each row's keys and values are written.
+    """
 
     def __call__(self, spans: Sequence[Span], block_size: int, device: torch.device) -> Any: ...
 
 
-class PagedAttention(Protocol):
-    """Writes the step's keys and values into the caches of one layer, then attends; see kernels.paged_attention."""
+class RotaryKvWrite(Protocol):
+    """Turns queries and keys, and writes keys and values into one layer's caches; see kernels.rotary_kv_write."""
 
     def __call__(
-        self, query: Tensor, keys: Tensor, values: Tensor, key_cache: Tensor, value_cache: Tensor, plan: Any
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        slots: Tensor,
+    ) -> tuple[Tensor, Tensor]: ...
+
+
+class PagedAttention(Protocol):
+    """Attends over one layer's caches, which hold the step's keys and values by now; see kernels.paged_attention."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        plan: Any,
+        *,
+        scale: float | None = None,
+        window: int | None = None,
+        softcap: float | None = None,
     ) -> Tensor: ...
 
 
@@ -74,10 +97,11 @@ class Ops:
     name: str
     rms_norm: RmsNorm
     add_rms_norm: AddRmsNorm
-    rotary: Rotary
-    silu_mul: SiluMul
+    silu_mul: GateMul
+    gelu_mul: GateMul
     make_linear: MakeLinear
     plan_attention: PlanAttention
+    rotary_kv_write: RotaryKvWrite
     attention: PagedAttention
 
 
@@ -87,16 +111,10 @@ def reference_ops() -> Ops:
         name="torch",
         rms_norm=rms_norm,
         add_rms_norm=add_rms_norm,
-        rotary=rotary,
         silu_mul=silu_mul,
+        gelu_mul=gelu_mul,
         make_linear=make_linear,
         plan_attention=plan_attention,
-        attention=_write_and_attend,
+        rotary_kv_write=rotary_kv_write,
+        attention=paged_attention,
     )
-
-
-def _write_and_attend(
-    query: Tensor, keys: Tensor, values: Tensor, key_cache: Tensor, value_cache: Tensor, plan: Any
-) -> Tensor:
-    kv_write(keys, values, key_cache, value_cache, plan.slots)
-    return paged_attention(query, keys, values, key_cache, value_cache, plan)

@@ -10,11 +10,13 @@ from torch.nn import functional
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from kernels.add_rms_norm import add_rms_norm
+from kernels.gelu_mul import gelu_mul
 from kernels.kv_write import kv_write
 from kernels.linear import make_linear
 from kernels.ops import reference_ops
 from kernels.rms_norm import rms_norm
 from kernels.rotary import rotary
+from kernels.rotary_kv_write import rotary_kv_write
 from kernels.silu_mul import silu_mul
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -72,6 +74,14 @@ def test_silu_mul_gates_the_second_half(rows: int, inner: int, dtype: torch.dtyp
     torch.testing.assert_close(silu_mul(torch.cat((gate, up), 1)), functional.silu(gate) * up)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gelu_mul_gates_the_second_half(dtype: torch.dtype) -> None:
+    gate, up = torch.randn(6, 35, dtype=dtype), torch.randn(6, 35, dtype=dtype)
+    wide = gate.double()
+    expected = wide / 2 * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (wide + 0.044715 * wide**3))) * up.double()
+    torch.testing.assert_close(gelu_mul(torch.cat((gate, up), 1)).double(), expected, rtol=0.01, atol=1e-5)
+
+
 @pytest.mark.parametrize("biased", [False, True])
 def test_linear_is_a_product_with_the_transposed_weight(biased: bool) -> None:
     weight, x = torch.randn(5, 3), torch.randn(4, 3)
@@ -90,11 +100,23 @@ def test_kv_write_fills_its_slots_and_no_other() -> None:
         assert cache.flatten(2).any(2).sum() == 3
 
 
+def test_rotary_kv_write_turns_both_and_writes_turned_keys() -> None:
+    query, keys, values = torch.randn(2, 4, 6), torch.randn(2, 2, 6), torch.randn(2, 2, 6)
+    cos, sin, slots = torch.randn(2, 6), torch.randn(2, 6), torch.tensor([5, 2])
+    key_cache, value_cache = torch.zeros(2, 2, 4, 2, 6)
+    turned = rotary_kv_write(query, keys, values, cos, sin, key_cache, value_cache, slots)
+    torch.testing.assert_close(turned, (rotary(query, cos, sin), rotary(keys, cos, sin)))
+    assert torch.equal(key_cache.flatten(0, 1)[slots], turned[1])
+    assert torch.equal(value_cache.flatten(0, 1)[slots], values)
+
+
 MISFITS: dict[str, Callable[[], object]] = {
     "rms_norm": lambda: rms_norm(torch.ones(2, 4), torch.ones(3), 1e-5),
     "add_rms_norm": lambda: add_rms_norm(torch.ones(2, 4), torch.ones(1, 4), torch.ones(4), 1e-5),
     "rotary": lambda: rotary(torch.ones(2, 1, 4), torch.ones(2, 2), torch.ones(2, 2)),
     "silu_mul": lambda: silu_mul(torch.ones(2, 3)),
+    "gelu_mul": lambda: gelu_mul(torch.ones(2, 3)),
+    "rotary_kv_write": lambda: rotary_kv_write(*torch.ones(3, 2, 1, 4), *torch.ones(5, 2, 4)),
     "linear": lambda: make_linear(torch.ones(2, 3), torch.ones(3)),
     "kv_write": lambda: kv_write(
         torch.ones(2, 1, 4), torch.ones(2, 1, 4), torch.ones(1, 2, 2, 4), torch.ones(1, 2, 2, 4), torch.arange(3)

@@ -74,9 +74,10 @@ class Llama:
     ) -> Tensor:
         heads, kv_heads, head_dim = self.config.heads, self.config.kv_heads, self.config.head_dim
         joined = layer.qkv(normed).view(-1, heads + 2 * kv_heads, head_dim)
-        turned = self._ops.rotary(joined[:, : heads + kv_heads], cos, sin)
-        query, keys, values = turned[:, :heads], turned[:, heads:], joined[:, heads + kv_heads :]
-        attended = self._ops.attention(query, keys, values, cache.keys[number], cache.values[number], plan)
+        query, keys, values = joined[:, :heads], joined[:, heads:-kv_heads], joined[:, -kv_heads:]
+        caches = cache.keys[number], cache.values[number]
+        query, keys = self._ops.rotary_kv_write(query, keys, values, cos, sin, *caches, plan.slots)
+        attended = self._ops.attention(query, keys, values, *caches, plan)
         return layer.attention_out(attended.reshape(-1, heads * head_dim))
 
     def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
