@@ -185,6 +185,13 @@ class SchedulerMetrics:
         self.ended_total = counter("ended_total", "Sequences that ended, by finish reason.", "reason")
         self.prompt_tokens_total = counter("prompt_tokens_total", "Prompt tokens computed or reused.")
         self.output_tokens_total = counter("output_tokens_total", "Tokens generated.")
+        self.claims_total = counter("claims_total", "Requests given to another tokenizer than had them.")
+        self.leases_expired_total = counter(
+            "leases_expired_total", "Tokenizers of which nothing was heard for the grace; their attempts were released."
+        )
+        self.stale_owner_total = counter(
+            "stale_owner_total", "Attempts that Submit, Abort, Release or Reconcile named and another tokenizer owns."
+        )
         self.integrity_failures_total = counter("integrity_failures_total", "Failed checks of the block accounting.")
         self.step_seconds = Histogram(
             name + "step_seconds", "One forward pass with its sampling.", ["kind"], buckets=_STEP, registry=registry

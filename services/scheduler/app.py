@@ -14,7 +14,6 @@ from services.protocol.sender import Wakeup
 from services.runtime.app import Runtime
 from services.runtime.errors import Unavailable
 from services.runtime.metrics import SchedulerMetrics
-from services.runtime.phase import Phase
 from services.scheduler import engines
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.core import SchedulerCore
@@ -42,9 +41,7 @@ class SchedulerApp:
 
     def add_to(self, server: grpc.aio.Server) -> Sequence[str]:
         """The service itself."""
-        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(
-            SchedulerServicer(self._loaded, self._admitting), server
-        )
+        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(SchedulerServicer(self._loaded), server)
         return (SERVICE,)
 
     def add_to_admin(self, server: grpc.aio.Server) -> Sequence[str]:
@@ -79,21 +76,22 @@ class SchedulerApp:
             return 0
         loop = self._serving.loop
         return sum(
-            bool(attempt.open_sequences) or loop.publisher.has_call(attempt.submission.route)
+            bool(attempt.open_sequences) or loop.publisher.has_call(attempt.owner)
             for attempt in loop.core.attempts.values()
         )
 
     async def drain(self) -> None:
-        """Returns when no attempt is needed any more. New ones are refused by the phase; routes may still move."""
+        """Returns when no attempt is needed any more. New ones are refused meanwhile; routes may still move."""
         if self._serving is None:
             return
+        self._serving.loop.drain()
         changed = Wakeup()
         with self._serving.loop.watching(changed.set):
             while self.open_requests():
                 await changed.wait()
 
     async def close(self) -> None:
-        """Ends what is left as ABORTED; the streams say so, then end by themselves."""
+        """Ends the streams, and with them what is left here: its tokenizers go on with it elsewhere."""
         if self._serving is not None:
             self._serving.loop.close()
         if self._thread is not None:
@@ -112,11 +110,6 @@ class SchedulerApp:
         if self._serving is None:
             raise Unavailable("the model is being loaded", reason="LOADING")
         return self._serving
-
-    def _admitting(self) -> Serving:
-        if self._runtime.phase in (Phase.DRAINING, Phase.STOPPED):
-            raise Unavailable("the scheduler takes no new work: it is being stopped", reason="DRAINING")
-        return self._loaded()
 
     def _hello(self) -> Hello:
         return self._serving.hello if self._serving is not None else hello_of(self._runtime.epoch)

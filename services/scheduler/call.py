@@ -14,6 +14,9 @@ from services.scheduler.token_log import End, TokenLog
 
 REPLAY_SLICE_BYTES = 64 << 10
 
+STOPPING = "SCHEDULER_STOPPING"
+"""The reason with which every stream ends when this process does: what it held goes on elsewhere, at once."""
+
 # Upper bounds on the wire, so that a batch stays below its limit whatever is in it.
 _ID_BYTES = 5
 _ROW_BYTES = 24
@@ -122,7 +125,7 @@ class Call:
             raise Superseded(f"a newer call took over the route after generation {self.generation}")
         if not self.pending:
             if self.closing:
-                raise Unavailable("the scheduler stops")
+                raise Unavailable("the scheduler stops", reason=STOPPING)
             return None
         rows = Rows()
         self._take_live(rows)

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import count
 
 from services.protocol.events import FinishReason
-from services.runtime.error_tree import PreconditionFailed
+from services.runtime.error_tree import PreconditionFailed, Unavailable
 from services.scheduler.admission import EndRate, Limits, Tombstones, check_load, output_limit
 from services.scheduler.attempts import Attempts
 from services.scheduler.batch import Batch, Plan
@@ -22,7 +22,7 @@ from services.scheduler.ending import cut_short, failure_end, natural_end
 from services.scheduler.engine.api import EngineInfo, Failed, FailureKind, Logprobs, Sampled, SequenceKey
 from services.scheduler.kv.pool import BlockPool
 from services.scheduler.opening import open_attempt
-from services.scheduler.ownership import Claimed, Ownership, Reconciled
+from services.scheduler.ownership import Claimed, Held, Ownership, Reconciled
 from services.scheduler.sequence import Attempt, Sequence
 from services.scheduler.state import (
     AttemptEvent,
@@ -55,6 +55,7 @@ class SchedulerCore:
         self._stepping: Plan | None = None
         self._keys = count(1)
         self._open = 0
+        self._draining = False
 
     @property
     def attempts(self) -> Mapping[int, Attempt]:
@@ -96,13 +97,18 @@ class SchedulerCore:
             cached_blocks=0,
             total_blocks=self._batch.pool.total,
             block_size=self._batch.block_size,
+            draining=self._draining,
         )
+
+    def drain(self) -> None:
+        """Takes no new attempts from now on."""
+        self._draining = True
 
     def submit(self, submission: Submission, now: float) -> list[Effect]:
         """Accepts an attempt; a known one is accepted again, with no effect.
 
         Raises InvalidRequest for what can never be served, PreconditionFailed for a released attempt, Superseded for a
-        request that was claimed, Overloaded.
+        request that was claimed, Overloaded, Unavailable while draining.
         """
         self._attempts.tombstones.forget_old(now)
         phase = self._attempts.phase(submission.attempt_id)
@@ -111,6 +117,8 @@ class SchedulerCore:
         self._ownership.check_fence(submission)
         if phase is not AttemptPhase.UNKNOWN:
             return []
+        if self._draining:
+            raise Unavailable("the scheduler takes no new work: it is being stopped", reason="DRAINING")
         limit = output_limit(submission, self.info)
         retry_after_s = partial(self._rate.retry_after_s, now=now)
         check_load(submission, self.limits, self._open, self._attempts.held, retry_after_s)
@@ -152,6 +160,10 @@ class SchedulerCore:
                 effects.append(self._forget(attempt, now))
         self._deadlines.prune(self.attempts, len(self.attempts))
         return effects + self._effects([])
+
+    def find(self, tenant: str, request_id: str, now: float) -> Held:
+        """What is held of a request, and whether its owner is there. Raises NotFound."""
+        return self._ownership.find(tenant, request_id, now)
 
     def claim(
         self, tenant: str, request_id: str, owner: Route, attempt_number: int, now: float

@@ -63,7 +63,7 @@ Effect = Opened | Progressed | Released | Moved | LeaseEnded | Ended
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """How busy the scheduler is: sequences, and KV blocks of `block_size` tokens."""
+    """How busy the scheduler is: sequences, and KV blocks of `block_size` tokens. `draining`: it takes nothing new."""
 
     waiting_sequences: int
     running_sequences: int
@@ -71,3 +71,4 @@ class Load:
     cached_blocks: int
     total_blocks: int
     block_size: int
+    draining: bool = False

@@ -49,6 +49,11 @@ class Leases:
         lease = self._by_owner.get(owner)
         return tuple(lease.attempts) if lease is not None else ()
 
+    def is_held(self, owner: Route) -> bool:
+        """Whether a call shows that the owner lives."""
+        lease = self._by_owner.get(owner)
+        return lease is not None and lease.phase is LeasePhase.HELD
+
     def open_call(self, owner: Route) -> None:
         """A call began that shows that its owner lives."""
         lease = self._by_owner.setdefault(owner, Lease())

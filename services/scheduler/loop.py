@@ -12,18 +12,17 @@ from contextlib import contextmanager
 from services.protocol.events import FinishReason
 from services.protocol.sender import Wakeup
 from services.runtime.clock import Clock
-from services.runtime.error_tree import TailraceError
+from services.runtime.error_tree import TailraceError, Unavailable
 from services.runtime.log import get_logger
 from services.runtime.metrics import SchedulerMetrics
-from services.scheduler.batch import Plan
-from services.scheduler.call import Call
+from services.scheduler.call import STOPPING, Call
 from services.scheduler.core import SchedulerCore
 from services.scheduler.effects import Effect, Load
 from services.scheduler.engine.api import Engine
 from services.scheduler.engine_thread import EngineThread
 from services.scheduler.execution import execute
 from services.scheduler.measures import Measures
-from services.scheduler.ownership import Claimed, Reconciled
+from services.scheduler.ownership import Claimed, Held, Reconciled
 from services.scheduler.publisher import Publisher
 from services.scheduler.pulse import Pulse
 from services.scheduler.submission import Route, Submission
@@ -52,7 +51,6 @@ class StepLoop:
         self._thread = thread
         self.closed = False
         self._wakeup = Wakeup()
-        self._plan: Plan | None = None
         self._watchers: set[Callable[[], None]] = set()
 
     def submit(self, submission: Submission) -> None:
@@ -67,23 +65,28 @@ class StepLoop:
 
     def abort(self, attempt_ids: Sequence[int], reason: FinishReason, sender: Route | None) -> list[int]:
         """Stops attempts; returns those that are another owner's than `sender`'s, and were left alone."""
-        stale = self.core.stale(attempt_ids, sender)
+        stale = self._stale(attempt_ids, sender)
         self._perform(self.core.abort(attempt_ids, reason, self._clock.now(), sender))
         self._wakeup.set()
         return stale
 
     def release(self, attempt_ids: Sequence[int], sender: Route | None) -> list[int]:
         """Stops and forgets attempts; returns those that are another owner's than `sender`'s, and were left alone."""
-        stale = self.core.stale(attempt_ids, sender)
+        stale = self._stale(attempt_ids, sender)
         self._perform(self.core.release(attempt_ids, self._clock.now(), sender))
         self._wakeup.set()
         return stale
+
+    def find(self, tenant: str, request_id: str) -> Held:
+        """What is held of a request. Raises NotFound."""
+        return self.core.find(tenant, request_id, self._clock.now())
 
     def claim(self, tenant: str, request_id: str, owner: Route, attempt_number: int) -> Claimed:
         """Gives a request to a new owner. Raises NotFound."""
         claimed, effects = self.core.claim(tenant, request_id, owner, attempt_number, self._clock.now())
         self._perform(effects)
         self._wakeup.set()
+        self._measures.count_claim()
         _log.info("request claimed", request_id=request_id, by=owner.tokenizer, fence=claimed.fence)
         return claimed
 
@@ -91,6 +94,7 @@ class StepLoop:
         """Releases what an owner does not want any more."""
         reconciled, effects = self.core.reconcile(owner, highest_attempt_number, live_ids, self._clock.now())
         self._perform(effects)
+        self._measures.count_stale(len(reconciled.stale))
         self._wakeup.set()
         return reconciled
 
@@ -110,7 +114,9 @@ class StepLoop:
         return self.core.load()
 
     def open_call(self, route: Route, generation: int) -> Call:
-        """A new call of a route. Raises Superseded."""
+        """A new call of a route. Raises Superseded; Unavailable once this process stops."""
+        if self.closed:
+            raise Unavailable("the scheduler stops", reason=STOPPING)
         return self.publisher.open(route, generation)
 
     def close_call(self, call: Call) -> None:
@@ -136,24 +142,32 @@ class StepLoop:
             else:
                 await self._rest()
 
+    def drain(self) -> None:
+        """Takes no new attempts from now on, and says so in its load."""
+        self.core.drain()
+        self._tell_watchers()
+
     def close(self) -> None:
-        """After `run` was cancelled: ends every open sequence as ABORTED, then every call."""
+        """After `run` was cancelled: ends every call once it was given all there is.
+
+        What is open is left as it is: no end is invented. Its tokenizers go on with it elsewhere.
+        """
         self.closed = True
-        self._perform(self.core.abort(list(self.core.attempts), FinishReason.ABORTED, self._clock.now()))
-        if self._plan is not None:
-            self._perform(self.core.apply(self._plan, [], self._clock.now()))
-            self._plan = None
         self.publisher.close_all()
         self._tell_watchers()
 
+    def _stale(self, attempt_ids: Sequence[int], sender: Route | None) -> list[int]:
+        stale = self.core.stale(attempt_ids, sender)
+        self._measures.count_stale(len(stale))
+        return stale
+
     async def _step(self) -> None:
-        plan = self._plan = self.core.plan()
+        plan = self.core.plan()
         started_at = self._clock.now()
         self.pulse.begin(plan.tokens, started_at)
         answers = await self._thread.run(execute, self._engine, plan)
         now = self._clock.now()
         self.pulse.end(now)
-        self._plan = None
         effects = self.core.apply(plan, answers, now)
         self._measures.count_step(plan, started_at, now)
         self._perform(effects)

@@ -10,6 +10,7 @@ from services.runtime.metrics import FINISH_REASONS, STEP_KINDS, SchedulerMetric
 from services.scheduler.batch import Plan
 from services.scheduler.core import SchedulerCore
 from services.scheduler.effects import Effect, Ended, LeaseEnded, Opened
+from services.scheduler.ownership import STALE_OWNER
 
 _log = get_logger("scheduler")
 
@@ -33,6 +34,16 @@ class Measures:
     def count_refusal(self, error: TailraceError) -> None:
         """A Submit was refused."""
         self._metrics.refused_total.labels(error.reason).inc()
+        self.count_stale(error.reason == STALE_OWNER)
+
+    def count_claim(self) -> None:
+        """A request was given to another owner."""
+        self._metrics.claims_total.inc()
+
+    def count_stale(self, attempts: int) -> None:
+        """So many attempts were named by somebody who does not own them any more."""
+        if attempts:
+            self._metrics.stale_owner_total.inc(attempts)
 
     def count(self, effects: Iterable[Effect]) -> None:
         """Sequences were accepted, or ended; a lease ended."""
@@ -44,6 +55,7 @@ class Measures:
                     self._ended[end.reason.name].inc()
             elif isinstance(effect, LeaseEnded):
                 owner = effect.owner
+                self._metrics.leases_expired_total.inc()
                 _log.warning("lease is over", tokenizer=owner.tokenizer, attempts=len(effect.attempt_ids))
 
     def count_step(self, plan: Plan, started_at: float, now: float) -> None:

@@ -1,7 +1,8 @@
 """Whose a request is: its fence, its attempts here, and the lease that keeps them.
 
-A fence is known while any attempt of its request is held. A caller may use its label again afterwards, so a request of
-which nothing is left must not refuse the next one of the same name.
+A fence is known while any attempt of its request is held. A caller may use its label again afterwards, even before all
+of the former request is released: the record, which is the same in all attempts of a request, tells the two apart. The
+one that came last is the label's current one.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ from dataclasses import dataclass, field
 from services.runtime.error_tree import NotFound, Superseded
 from services.scheduler.leases import Leases
 from services.scheduler.sequence import Attempt
-from services.scheduler.state import AttemptEvent
+from services.scheduler.state import AttemptEvent, SequencePhase
 from services.scheduler.submission import Route, Submission
+
+STALE_OWNER = "STALE_OWNER"
+"""The reason of a refusal: the request was claimed from whoever sent this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,29 @@ class Claimed:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """What a claimer would get: `deadline_in_s` is what is left, None for no limit; attempts oldest first."""
+
+    fence: int
+    owner: Route
+    owner_present: bool
+    record: bytes
+    prompt_ids: tuple[int, ...]
+    deadline_in_s: float | None
+    attempts: tuple[HeldAttempt, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldAttempt:
+    """One attempt as it was submitted, and per choice: (number, output tokens, whether it has ended)."""
+
+    attempt_id: int
+    fence: int
+    attempt_number: int
+    choices: tuple[tuple[int, int, bool], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Reconciled:
     """The difference between what an owner believes and what is held: attempt ids."""
 
@@ -35,18 +62,21 @@ class Reconciled:
     stale: tuple[int, ...]
 
 
+Label = tuple[str, str]
+"""Tenant and request_id."""
+
+
 @dataclass(slots=True, eq=False)
 class _Request:
-    """One (tenant, request_id): its highest known fence, and its attempts in the order in which they came."""
+    """One request: its record, its highest known fence, and its attempts in the order in which they came."""
 
+    record: bytes
     fence: int = 0
     attempts: list[Attempt] = field(default_factory=list)
 
-    @property
-    def current(self) -> Attempt:
-        """The one that its newest owner submitted last. Submits may overtake each other, so arrival decides last."""
-        rank = {id(attempt): place for place, attempt in enumerate(self.attempts)}
-        return max(self.attempts, key=lambda a: (a.submission.fence, a.submission.attempt_number, rank[id(a)]))
+    def in_order(self) -> list[Attempt]:
+        """Oldest first; last the one that its newest owner submitted last. Submits may overtake each other."""
+        return sorted(self.attempts, key=lambda a: (a.submission.fence, a.submission.attempt_number))
 
 
 class Ownership:
@@ -55,7 +85,7 @@ class Ownership:
     __slots__ = ("_requests", "leases")
 
     def __init__(self, lease_grace_s: float) -> None:
-        self._requests: dict[tuple[str, str], _Request] = {}
+        self._requests: dict[Label, list[_Request]] = {}
         self.leases = Leases(lease_grace_s)
 
     def __len__(self) -> int:
@@ -63,57 +93,89 @@ class Ownership:
 
     def check_fence(self, submission: Submission) -> None:
         """Raises Superseded for a Submit by an owner from whom the request was claimed."""
-        request = self._requests.get((submission.tenant, submission.request_id))
+        request = self._request_of(submission)
         if request is not None and submission.fence < request.fence:
             message = f"the request is owned under fence {request.fence}, and this came with {submission.fence}"
-            raise Superseded(message, reason="STALE_OWNER")
+            raise Superseded(message, reason=STALE_OWNER)
 
     def add(self, attempt: Attempt, now: float) -> None:
         """It was accepted."""
         submission = attempt.submission
-        request = self._requests.setdefault((submission.tenant, submission.request_id), _Request())
+        request = self._request_of(submission)
+        if request is None:
+            request = _Request(submission.record)
+            self._requests.setdefault(_label(submission), []).append(request)
         request.fence = max(request.fence, submission.fence)
         request.attempts.append(attempt)
         self.leases.add(attempt.owner, submission.attempt_id, now)
 
     def remove(self, attempt: Attempt) -> None:
         """It is being released."""
-        submission = attempt.submission
-        label = (submission.tenant, submission.request_id)
-        request = self._requests[label]
+        request = self._request_of(attempt.submission)
+        assert request is not None
         request.attempts.remove(attempt)
         if not request.attempts:
-            del self._requests[label]
-        self.leases.remove(attempt.owner, submission.attempt_id)
+            self._drop(_label(attempt.submission), request)
+        self.leases.remove(attempt.owner, attempt.submission.attempt_id)
+
+    def find(self, tenant: str, request_id: str, now: float) -> Held:
+        """What is held of a request. Raises NotFound."""
+        request = self._current(tenant, request_id)
+        attempts = request.in_order()
+        current = attempts[-1]
+        return Held(
+            fence=request.fence,
+            owner=current.owner,
+            owner_present=self.leases.is_held(current.owner),
+            record=request.record,
+            prompt_ids=current.submission.prompt_ids,
+            deadline_in_s=None if current.deadline is None else current.deadline - now,
+            attempts=tuple(_held(attempt) for attempt in attempts),
+        )
 
     def claim(
         self, tenant: str, request_id: str, owner: Route, attempt_number: int, now: float
     ) -> tuple[Claimed, list[tuple[Attempt, Route]]]:
         """Gives a request to `owner`; returns besides which attempts moved, each with whose it was. Raises NotFound."""
-        request = self._requests.get((tenant, request_id))
-        if request is None:
-            raise NotFound(f"request {request_id}")
+        request = self._current(tenant, request_id)
         request.fence += 1
         moved = [(attempt, attempt.owner) for attempt in request.attempts if attempt.owner != owner]
         for attempt in request.attempts:
             attempt.number = attempt_number
         for attempt, _ in moved:
             self._give(attempt, owner, now)
-        current = request.current
-        earlier = tuple(a.submission.attempt_id for a in request.attempts if a is not current)
-        submission = current.submission
-        return Claimed(request.fence, submission.attempt_id, submission.record, earlier), moved
+        *earlier, current = (attempt.submission.attempt_id for attempt in request.in_order())
+        return Claimed(request.fence, current, request.record, tuple(earlier)), moved
 
     def check_integrity(self, attempts: Iterable[Attempt]) -> None:
         """Raises AssertionError when an attempt is in no request or lease, or in a wrong one."""
         held = {attempt.submission.attempt_id: attempt.owner for attempt in attempts}
         self.leases.check_integrity(held)
-        listed = [a.submission.attempt_id for request in self._requests.values() for a in request.attempts]
-        assert sorted(listed) == sorted(held)
-        for label, request in self._requests.items():
-            assert request.attempts
-            assert request.fence >= max(attempt.submission.fence for attempt in request.attempts)
-            assert all(label == (a.submission.tenant, a.submission.request_id) for a in request.attempts)
+        listed = [attempt for requests in self._requests.values() for one in requests for attempt in one.attempts]
+        assert sorted(attempt.submission.attempt_id for attempt in listed) == sorted(held)
+        for label, requests in self._requests.items():
+            assert requests
+            assert len({request.record for request in requests}) == len(requests)
+            for request in requests:
+                assert request.attempts
+                assert request.fence >= max(attempt.submission.fence for attempt in request.attempts)
+                assert all(label == _label(a.submission) for a in request.attempts)
+                assert all(request.record == a.submission.record for a in request.attempts)
+
+    def _request_of(self, submission: Submission) -> _Request | None:
+        requests = self._requests.get(_label(submission), ())
+        return next((request for request in requests if request.record == submission.record), None)
+
+    def _current(self, tenant: str, request_id: str) -> _Request:
+        try:
+            return self._requests[tenant, request_id][-1]
+        except KeyError:
+            raise NotFound(f"request {request_id}") from None
+
+    def _drop(self, label: Label, request: _Request) -> None:
+        self._requests[label].remove(request)
+        if not self._requests[label]:
+            del self._requests[label]
 
     def _give(self, attempt: Attempt, owner: Route, now: float) -> None:
         attempt.move(AttemptEvent.CLAIM)
@@ -123,3 +185,13 @@ class Ownership:
         self.leases.add(owner, attempt_id, now)
         for sequence in attempt.sequences:
             sequence.log.route = owner
+
+
+def _label(submission: Submission) -> Label:
+    return submission.tenant, submission.request_id
+
+
+def _held(attempt: Attempt) -> HeldAttempt:
+    submission = attempt.submission
+    choices = tuple((s.log.choice, len(s.log.ids), s.phase is SequencePhase.ENDED) for s in attempt.sequences)
+    return HeldAttempt(submission.attempt_id, submission.fence, submission.attempt_number, choices)

@@ -13,7 +13,7 @@ from services.protocol.hello import Hello
 from services.protocol.sender import HEARTBEAT_S, Sender
 from services.runtime.errors import Unavailable, answering
 from services.scheduler import wire
-from services.scheduler.call import Call
+from services.scheduler.call import STOPPING, Call
 from services.scheduler.effects import Load
 from services.scheduler.loop import StepLoop
 from tailrace.v1 import scheduler_pb2, scheduler_pb2_grpc
@@ -35,16 +35,15 @@ class Serving:
 
 
 class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
-    """`serving` gives the loaded scheduler or raises Unavailable; `admitting` does so only while new work is taken."""
+    """`serving` gives the loaded scheduler or raises Unavailable."""
 
-    def __init__(self, serving: Callable[[], Serving], admitting: Callable[[], Serving]) -> None:
+    def __init__(self, serving: Callable[[], Serving]) -> None:
         self._serving = serving
-        self._admitting = admitting
 
     async def Submit(self, request: scheduler_pb2.SubmitRequest, context: Context) -> scheduler_pb2.SubmitResponse:
         """Accepts an attempt."""
         async with answering(context, request_id=request.request_id):
-            serving = self._admitting()
+            serving = self._serving()
             serving.loop.submit(wire.parse_submit(request))
             return scheduler_pb2.SubmitResponse(epoch=serving.hello.epoch)
 
@@ -66,6 +65,12 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             serving = self._serving()
             stale = serving.loop.release(request.attempt_ids, wire.parse_sender(request))
             return scheduler_pb2.SchedulerServiceReleaseResponse(epoch=serving.hello.epoch, stale_attempt_ids=stale)
+
+    async def Find(self, request: scheduler_pb2.FindRequest, context: Context) -> scheduler_pb2.FindResponse:
+        """Tells what is held of a request."""
+        async with answering(context, request_id=request.request_id):
+            serving = self._serving()
+            return wire.held_to_wire(serving.hello.epoch, serving.loop.find(request.tenant, request.request_id))
 
     async def Claim(self, request: scheduler_pb2.ClaimRequest, context: Context) -> scheduler_pb2.ClaimResponse:
         """Gives a request to another tokenizer."""
@@ -136,7 +141,7 @@ class _Loads:
 
     def take_changed(self) -> scheduler_pb2.StreamLoadResponse | None:
         if self._loop.closed:
-            raise Unavailable("the scheduler stops")
+            raise Unavailable("the scheduler stops", reason=STOPPING)
         load = self._loop.load()
         return None if load == self._told else self._tell(load)
 

@@ -13,7 +13,7 @@ from services.runtime.error_tree import InvalidRequest
 from services.scheduler.call import Rows
 from services.scheduler.effects import Load
 from services.scheduler.engine.api import Logprobs, SamplingSpec
-from services.scheduler.ownership import Claimed, Reconciled
+from services.scheduler.ownership import Claimed, Held, Reconciled
 from services.scheduler.submission import ChoiceStart, Route, Submission, TextPlan
 from services.scheduler.token_log import End, TokenLog
 from tailrace.v1 import common_pb2, scheduler_pb2
@@ -86,6 +86,32 @@ def claimed_to_wire(epoch: int, claimed: Claimed) -> scheduler_pb2.ClaimResponse
     )
 
 
+def held_to_wire(epoch: int, held: Held) -> scheduler_pb2.FindResponse:
+    """The answer to a Find. A deadline that has passed reads as its last millisecond: 0 would be none at all."""
+    left_s = held.deadline_in_s
+    return scheduler_pb2.FindResponse(
+        epoch=epoch,
+        fence=held.fence,
+        owner_present=held.owner_present,
+        tokenizer=held.owner.tokenizer,
+        record=held.record,
+        prompt_ids=held.prompt_ids,
+        deadline_in_ms=0 if left_s is None else max(round(left_s * 1000), 1),
+        attempts=[
+            scheduler_pb2.HeldAttempt(
+                attempt_id=attempt.attempt_id,
+                fence=attempt.fence,
+                attempt_number=attempt.attempt_number,
+                choices=[
+                    scheduler_pb2.HeldChoice(choice=choice, token_offset=tokens, ended=ended)
+                    for choice, tokens, ended in attempt.choices
+                ],
+            )
+            for attempt in held.attempts
+        ],
+    )
+
+
 def reconciled_to_wire(epoch: int, reconciled: Reconciled) -> scheduler_pb2.ReconcileResponse:
     """The answer to a Reconcile."""
     return scheduler_pb2.ReconcileResponse(
@@ -150,6 +176,7 @@ def load_to_wire(load: Load) -> scheduler_pb2.StreamLoadResponse:
             cached_blocks=load.cached_blocks,
             total_blocks=load.total_blocks,
             block_size=load.block_size,
+            draining=load.draining,
         )
     )
 

@@ -1,7 +1,7 @@
 import grpc
 import pytest
 
-from tests.integration.scheduler.stand import Stand, scheduler
+from tests.integration.scheduler.stand import EPOCH, Stand, scheduler
 
 
 def metric(stand: Stand, name: str, **labels: str) -> float | None:
@@ -39,6 +39,17 @@ async def test_steps_and_tokens_are_counted_by_kind() -> None:
         assert metric(stand, "step_seconds_count", kind="prefill") == 3
         assert metric(stand, "step_seconds_count", kind="decode") == 4
         assert metric(stand, "queue_seconds_count") == 1
+
+
+async def test_claims_stale_owners_and_leases_that_ended_are_counted() -> None:
+    async with scheduler(fake_pace_ms=5.0, lease_grace_s=0.2) as stand:
+        await stand.submit(1, max_tokens=8000)
+        await stand.claim("r-1", EPOCH + 1)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await stand.submit(2, request_id="r-1")
+        await stand.released(1)
+        counts = [metric(stand, f"{name}_total") for name in ("claims", "stale_owner", "leases_expired")]
+        assert counts == [1, 1, 1]
 
 
 async def test_refusals_are_counted_by_their_reason() -> None:

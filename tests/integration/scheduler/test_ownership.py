@@ -27,6 +27,27 @@ async def test_a_claimed_request_goes_on_in_the_new_route_from_token_0_with_the_
         await new.read_until(lambda r: r.released == [1])
 
 
+async def test_a_look_at_a_request_names_its_owner_its_attempts_and_what_is_left_of_its_time() -> None:
+    async with scheduler(fake_pace_ms=5.0) as stand, stand.tokens() as reader:
+        request = scheduler_pb2.FindRequest(request_id="r-1")
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stand.stub.Find(request)
+        assert isinstance(from_rpc_error(refused.value), NotFound)
+        await stand.submit(1, max_tokens=400, record=b"the whole request", deadline_in_ms=60_000)
+        await reader.read_until(lambda r: len(r.ids[1, 0]) > 3)
+        found = await stand.stub.Find(request)
+        assert (found.epoch, found.fence, found.tokenizer) == (stand.runtime.epoch, 1, TOKENIZER)
+        assert found.owner_present
+        assert (found.record, found.prompt_ids) == (b"the whole request", [20, 21, 22])
+        assert 0 < found.deadline_in_ms <= 60_000
+        (attempt,) = found.attempts
+        assert (attempt.attempt_id, attempt.fence, attempt.attempt_number) == (1, 1, 1)
+        (choice,) = attempt.choices
+        assert choice.token_offset > 3
+        assert not choice.ended
+        await stand.release(1)
+
+
 async def test_an_old_owner_that_wakes_up_is_told_so_and_changes_nothing() -> None:
     async with scheduler(fake_pace_ms=5.0) as stand, stand.tokens(epoch=NEW_EPOCH) as new:
         await stand.submit(1, max_tokens=40)

@@ -1,4 +1,5 @@
 import asyncio
+from contextlib import suppress
 
 import grpc
 import pytest
@@ -257,16 +258,24 @@ async def test_draining_refuses_new_work_finishes_the_open_and_exits_clean() -> 
         assert await asyncio.wait_for(stand.process, 5) == 0
 
 
-async def test_past_the_drain_bound_what_is_left_gets_its_end_and_the_stream_its_status() -> None:
-    async with scheduler(fake_pace_ms=5.0, drain_timeout_s=0.1) as stand, stand.tokens() as reader:
+async def test_past_the_drain_bound_the_streams_end_by_name_and_no_end_is_invented() -> None:
+    async with (
+        scheduler(fake_pace_ms=5.0, drain_timeout_s=0.1) as stand,
+        stand.tokens() as reader,
+        stand.loads() as loads,
+    ):
         await stand.submit(1, max_tokens=8000)
         await reader.read_until(lambda r: len(r.ids[1, 0]) > 2)
         stand.stop.set()
-        await reader.read_ends(1)
-        assert reader.ends[1, 0].reason == common_pb2.FINISH_REASON_ABORTED
         with pytest.raises(grpc.aio.AioRpcError) as ended:
-            await reader.read()
-        assert isinstance(from_rpc_error(ended.value), Unavailable)
+            await reader.read_until(lambda _: False)
+        assert from_rpc_error(ended.value).reason == "SCHEDULER_STOPPING"
+        assert reader.ends == {}
+        told = []
+        with suppress(grpc.aio.AioRpcError):
+            while True:
+                told.append((await loads.read()).load.draining)
+        assert (told[0], told[-1]) == (False, True)
 
 
 async def test_a_step_that_stands_still_is_not_ready_and_the_process_stays_alive() -> None:

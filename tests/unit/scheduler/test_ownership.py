@@ -5,6 +5,7 @@ import pytest
 from services.protocol.events import FinishReason
 from services.runtime.errors import NotFound, PreconditionFailed, Superseded
 from services.scheduler.engine.api import SamplingSpec
+from services.scheduler.ownership import HeldAttempt
 from services.scheduler.submission import ChoiceStart, Route
 from tests.unit.scheduler.driver import ROUTE, Driver, alone
 from tests.unit.scheduler.test_publisher import Reader, open_reader
@@ -48,6 +49,42 @@ def test_a_released_request_is_not_found_and_its_label_is_free_with_any_fence() 
     driver.submit(2, request_id="x", fence=1)
     driver.run()
     assert driver.ids(2) == alone(2)
+
+
+def test_a_label_that_is_used_again_means_the_request_that_came_last() -> None:
+    driver = claimed_driver()
+    driver.submit(2, request_id="x", fence=1, record=b"another one")
+    assert driver.core.find("", "x", driver.now).record == b"another one"
+    claimed = driver.claim("x", NEWEST)
+    assert (claimed.fence, claimed.attempt_id, claimed.earlier_attempt_ids) == (2, 2, ())
+    assert driver.core.attempts[1].owner == NEW
+    driver.release(2)
+    assert driver.claim("x", NEWEST).attempt_id == 1
+    driver.core.check_integrity()
+
+
+def test_a_look_at_what_is_held_tells_what_a_claim_would_get_and_changes_nothing() -> None:
+    driver = Driver()
+    driver.core.hold_lease(ROUTE)
+    two = (ChoiceStart(0), ChoiceStart(1))
+    driver.submit(1, request_id="x", record=b"r", attempt_number=4, choices=two, deadline_in_s=9.0, max_tokens=3)
+    driver.run()
+    driver.submit(
+        2, request_id="x", record=b"r", attempt_number=6, choices=(ChoiceStart(1, (7, 8)),), deadline_in_s=9.0
+    )
+    driver.now += 2.0
+    held = driver.core.find("", "x", driver.now)
+    assert (held.fence, held.owner, held.owner_present, held.record) == (1, ROUTE, True, b"r")
+    assert (held.prompt_ids, held.deadline_in_s) == ((20, 21, 22), 7.0)
+    assert held.attempts == (
+        HeldAttempt(1, 1, 4, ((0, 3, True), (1, 3, True))),
+        HeldAttempt(2, 1, 6, ((1, 2, False),)),
+    )
+    driver.core.drop_lease(ROUTE, driver.now)
+    assert not driver.core.find("", "x", driver.now).owner_present
+    assert {attempt.owner for attempt in driver.core.attempts.values()} == {ROUTE}
+    with pytest.raises(NotFound):
+        driver.core.find("somebody else", "x", driver.now)
 
 
 def test_tokens_go_on_in_the_new_route_from_token_0_and_in_the_old_one_no_more() -> None:
@@ -120,7 +157,7 @@ def test_what_an_old_owner_sends_changes_nothing() -> None:
     assert driver.core.stale([1, 404], ROUTE) == [1]
     for attempt_id in (1, 2):
         with pytest.raises(Superseded) as refused:
-            driver.submit(attempt_id, request_id="x", fence=1)
+            driver.submit(attempt_id, request_id="x", fence=1, record=b"all of it")
         assert refused.value.reason == "STALE_OWNER"
     driver.reconcile(ROUTE, 100)
     driver.run()
