@@ -17,6 +17,9 @@ from hypothesis import HealthCheck, settings
 # import.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+# Triton's kernels run in its interpreter here, on any machine; read by Triton's import. `make test-gpu` sets 0.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
 ROOT = Path(__file__).resolve().parent.parent
 EMBEDDED_MODEL = ROOT / "build/model/smollm2-135m-instruct"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from kernels.rotary_kv_write.reference import rotary_kv_write_reference
@@ -18,6 +20,8 @@ def rotary_kv_write(
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     slots: torch.Tensor,
+    *,
+    compute: Callable[..., tuple[torch.Tensor, torch.Tensor]] = rotary_kv_write_reference,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns query and keys turned as `kernels.rotary` does; writes keys, turned, and values into one layer's caches.
 
@@ -33,4 +37,4 @@ def rotary_kv_write(
         raise ValueError(
             f"keys {tuple(keys.shape)}, slots {tuple(slots.shape)} and cache {tuple(key_cache.shape)} differ"
         )
-    return rotary_kv_write_reference(query, keys, values, cos, sin, key_cache, value_cache, slots)
+    return compute(query, keys, values, cos, sin, key_cache, value_cache, slots)
