@@ -64,7 +64,7 @@ def rotary_kv_write_kernel(
     tl.store(keys_out + to, turned_low, mask=holds)
     tl.store(keys_out + half + to, turned_high, mask=holds)
 
-    slot = tl.load(slots + row).to(tl.int64)
+    slot = tl.load(slots + row).to(tl.int64) + tl.zeros((HEADS, 1), tl.int64)
     kept = holds & (slot >= 0)
     to = slot * kv_heads * HEAD_DIM + at
     cached = key_cache.dtype.element_ty
@@ -95,7 +95,7 @@ def rotary_kv_write_triton(
     query_out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     keys_out = torch.empty(keys.shape, dtype=keys.dtype, device=keys.device)
     if rows:
-        half = triton.next_power_of_2(head_dim // 2)
+        half = max(triton.next_power_of_2(head_dim // 2), 16)
         tile = max(min(triton.next_power_of_2(heads + kv_heads), 1024 // half), 1)
         rotary_kv_write_kernel[(rows, triton.cdiv(heads + kv_heads, tile))](
             query,

@@ -11,17 +11,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-import torch.utils.deterministic
 
 UNIT = {torch.float32: 2.0**-21, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-7}
 DTYPES = list(UNIT)
 
 
-def assert_close(got: torch.Tensor, exact: torch.Tensor, *, roundings: int) -> None:
-    """Every value of `got` is finite and within so many roundings of `exact`, which is float64."""
+def assert_close(got: torch.Tensor, exact: torch.Tensor, *, roundings: int, size: torch.Tensor | float = 0.0) -> None:
+    """Every value of `got` is finite and within so many roundings of `exact`, which is float64.
+
+    `size` is what the terms of a sum weigh where the row's mean could be far below.
+    """
     assert got.shape == exact.shape
     assert got.isfinite().all(), "a place that wasn't written, or a broken number"
-    size = exact.abs().maximum(exact.square().mean(-1, keepdim=True).sqrt())
+    mean = exact.square().mean(-1, keepdim=True).sqrt()
+    size = exact.abs().maximum(mean).maximum(torch.as_tensor(size, dtype=torch.float64, device=exact.device))
     excess = (got.double() - exact).abs() - roundings * UNIT[got.dtype] * size
     assert (excess <= 0).all(), f"{excess.max().item():.2e} beyond the bound for {got.dtype}"
 
@@ -29,7 +32,6 @@ def assert_close(got: torch.Tensor, exact: torch.Tensor, *, roundings: int) -> N
 @contextmanager
 def poisoned() -> Iterator[None]:
     """Inside, all memory that PyTorch hands out holds NaN until somebody writes it: a place left out shows."""
-    assert torch.utils.deterministic.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
     try:
         yield

@@ -111,8 +111,8 @@ def test_rotary_kv_write(
             query, keys, values, cos, sin, key_cache, value_cache, slots, compute=rotary_kv_write_triton
         )
     for got, x in ((turned, query.double()), (turned_keys, keys.double())):
-        exchanged = x.roll(head_dim // 2, dims=-1)
-        assert_close(got, x * cos.double()[:, None] + exchanged * sin.double()[:, None], roundings=2)
+        terms = x * cos.double()[:, None], x.roll(head_dim // 2, dims=-1) * sin.double()[:, None]
+        assert_close(got, terms[0] + terms[1], roundings=2, size=terms[0].abs())
     stored = slots[slots >= 0]
     for cache, written in ((key_cache.flatten(0, 1), turned_keys), (value_cache.flatten(0, 1), values)):
         assert torch.equal(cache[stored], written[slots >= 0])
@@ -129,7 +129,7 @@ def test_an_fp8_cache_holds_what_fp8_can_say(device: torch.device) -> None:
     caches = torch.zeros(2, 1, 2, 1, 8, device=device).to(torch.float8_e4m3fn)
     keys, one = keys.view(1, 1, 8), torch.ones(1, 8, dtype=torch.bfloat16, device=device)
     slot = torch.tensor([1], device=device)
-    rotary_kv_write(keys, keys, -keys, one, 0 * one, *caches, slot, compute=rotary_kv_write_triton)
+    rotary_kv_write(keys, keys, -keys, one, 0 * one, caches[0], caches[1], slot, compute=rotary_kv_write_triton)
     assert torch.equal(caches[0, 0, 1].float(), keys[0].float())
     assert torch.equal(caches[1, 0, 1].float(), -keys[0].float())
     assert (caches[:, 0, 0].float() == 0).all()
