@@ -35,7 +35,7 @@ def add_rms_norm_kernel(
     rounded = (added + kept).to(total.dtype.element_ty)
     at = row[:, None] * out_stride + column[None, :]
     tl.store(total + at, rounded, mask=inside)
-    scaled = normed_rows(rounded.to(tl.float32), gain, columns, eps, normed.dtype.element_ty)
+    scaled = normed_rows(rounded.to(tl.float32), gain, columns, eps, weight.dtype.element_ty)
     tl.store(normed + at, scaled.to(normed.dtype.element_ty), mask=inside)
 
 

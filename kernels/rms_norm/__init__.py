@@ -16,6 +16,8 @@ def rms_norm(
 ) -> torch.Tensor:
     """Returns `weight * x / sqrt(mean(x²) + eps)` for x (rows, hidden) and weight (hidden,); computed in fp32.
 
+    The weight has x's dtype, or more bits, as Gemma's: the normalised row is rounded to the weight's dtype before it is
+    weighed, then to x's.
     `compute` is the reference or a kernel, here and in all operations.
     """
     if weight.shape != x.shape[-1:]:

@@ -28,7 +28,7 @@ def rms_norm_kernel(
     inside = (row < rows)[:, None] & (column < columns)[None, :]
     wide = tl.load(x + row[:, None] * x_stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
     gain = tl.load(weight + column, mask=column < columns, other=0.0).to(tl.float32)
-    normed = normed_rows(wide, gain, columns, eps, out.dtype.element_ty)
+    normed = normed_rows(wide, gain, columns, eps, weight.dtype.element_ty)
     tl.store(out + row[:, None] * out_stride + column[None, :], normed.to(out.dtype.element_ty), mask=inside)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch.nn import functional
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from kernels.add_rms_norm import add_rms_norm
@@ -34,6 +35,14 @@ def test_rms_norm_equals_the_llama_models(rows: int, hidden: int, dtype: torch.d
     torch.nn.init.normal_(norm.weight)
     x = torch.randn(rows, hidden, dtype=dtype)
     torch.testing.assert_close(rms_norm(x, norm.weight, 1e-5), norm(x))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rms_norm_by_a_weight_of_32_bits_rounds_once_as_the_gemma_models_do(dtype: torch.dtype) -> None:
+    norm = Gemma3RMSNorm(32, eps=1e-6).to(dtype)
+    torch.nn.init.normal_(norm.weight)
+    x = torch.randn(5, 32, dtype=dtype)
+    assert torch.equal(rms_norm(x, 1.0 + norm.weight.float(), 1e-6), norm(x))
 
 
 def test_rms_norm_of_zeros_is_zero() -> None:

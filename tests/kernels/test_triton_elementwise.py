@@ -40,6 +40,15 @@ def test_rms_norm(rows: int, columns: int, dtype: torch.dtype, device: torch.dev
     assert_close(got, normed(x.double(), weight), roundings=2)
 
 
+@all_dtypes
+def test_norms_by_a_weight_of_32_bits_round_once(dtype: torch.dtype, device: torch.device) -> None:
+    x, residual = torch.randn(2, 3, 33, dtype=dtype, device=device)
+    weight = torch.randn(33, device=device)
+    assert_close(rms_norm(x, weight, EPS, compute=rms_norm_triton), normed(x.double(), weight), roundings=1)
+    got, total = add_rms_norm(x, residual, weight, EPS, compute=add_rms_norm_triton)
+    assert_close(got, normed(total.double(), weight), roundings=1)
+
+
 def test_rms_norm_of_zeros_and_of_huge_rows(device: torch.device) -> None:
     x = torch.tensor([[0.0] * 7, [3e4] * 7], dtype=torch.float16, device=device)  # whose squares fp16 can't hold
     with poisoned():

@@ -18,9 +18,10 @@ from services.scheduler.engine.settings import (
     choose_device,
     choose_dtype,
 )
-from services.scheduler.model.config import LlamaConfig, read_config
+from services.scheduler.model.config import ModelConfig
+from services.scheduler.model.config_json import read_config
+from services.scheduler.model.decoder import Decoder, ForwardBatch, load_decoder
 from services.scheduler.model.kv_cache import KvCache, token_bytes
-from services.scheduler.model.llama import ForwardBatch, Llama, load_llama
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +39,9 @@ class EngineReport:
 
 
 class TorchEngine:
-    """An Engine over a Llama; made by `load_engine`."""
+    """An Engine over a native model; made by `load_engine`."""
 
-    def __init__(self, model: Llama, cache: KvCache, sampler: Sampler, ops: Ops, info: EngineInfo) -> None:
+    def __init__(self, model: Decoder, cache: KvCache, sampler: Sampler, ops: Ops, info: EngineInfo) -> None:
         self._model = model
         self._cache = cache
         self._sampler = sampler
@@ -99,14 +100,14 @@ def load_engine(config: TorchEngineConfig, *, ops: Ops | None = None) -> TorchEn
     dtype = choose_dtype(config.dtype, device)
     shape = read_config(config.model)
     context = choose_context(config.context_length, shape)
-    model = load_llama(config.model, shape, chosen, dtype=dtype, device=device)
+    model = load_decoder(config.model, shape, chosen, dtype=dtype, device=device)
     blocks = choose_blocks(config, shape, dtype, device)
     cache = KvCache(shape, blocks=blocks, block_size=config.block_size, dtype=dtype, device=device)
     info = _info(config, shape, context, blocks)
     return TorchEngine(model, cache, Sampler(shape.vocab_size, device), chosen, info)
 
 
-def _info(config: TorchEngineConfig, shape: LlamaConfig, context: int, blocks: int) -> EngineInfo:
+def _info(config: TorchEngineConfig, shape: ModelConfig, context: int, blocks: int) -> EngineInfo:
     return EngineInfo(
         model_id=config.model.resolve().name,
         vocab_size=shape.vocab_size,

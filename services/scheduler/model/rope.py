@@ -1,4 +1,4 @@
-"""Rotary frequencies of the Llama family: how fast each pair of a head turns, with the long-context scalings.
+"""Rotary frequencies: how fast each pair of a head turns, with the long-context scalings.
 
 Sources: RoPE, Su et al. 2021 (arXiv 2104.09864); linear position interpolation, Chen et al. 2023 (arXiv 2306.15595);
 YaRN, Peng et al. 2023 (arXiv 2309.00071); the Llama 3.1 scaling as published with the model's reference code.
@@ -11,6 +11,24 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+
+from services.scheduler.model.config import Rope
+
+Tensor = torch.Tensor
+
+
+class Rotation:
+    """One `Rope` on one device."""
+
+    def __init__(self, rope: Rope, head_dim: int, max_positions: int, device: torch.device) -> None:
+        turns, self._gain = scaled_frequencies(rope.theta, head_dim, rope.scaling, max_positions)
+        self._frequencies = turns.to(device)
+
+    def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosines twice, and negated sines then sines, each (rows, head_dim): the form `kernels.rotary` asks for."""
+        angles = positions.float().unsqueeze(1) * self._frequencies
+        cos, sin = angles.cos() * self._gain, angles.sin() * self._gain
+        return torch.cat((cos, cos), dim=1).to(dtype), torch.cat((-sin, sin), dim=1).to(dtype)
 
 
 def frequencies(theta: float, head_dim: int) -> torch.Tensor:

@@ -31,8 +31,8 @@ class Weights:
     def __contains__(self, name: str) -> bool:
         return name in self._files
 
-    def take(self, name: str, *shape: int) -> torch.Tensor:
-        """The tensor under `name` in the engine's dtype and on its device; raises UnsupportedModelError."""
+    def take(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """The tensor under `name` in the engine's dtype or in `dtype`, on its device; raises UnsupportedModelError."""
         if name not in self._files:
             raise UnsupportedModelError(f"the weights have no tensor {name!r}")
         tensor: torch.Tensor = self._files[name].get_tensor(name)
@@ -40,7 +40,7 @@ class Weights:
             raise UnsupportedModelError(f"tensor {name!r} is {tuple(tensor.shape)}; the configuration says {shape}")
         self._taken.add(name)
         self.values_taken += tensor.numel()
-        return tensor.to(device=self._device, dtype=self._dtype)
+        return tensor.to(device=self._device, dtype=dtype or self._dtype)
 
     def skip(self, name: str) -> None:
         """Says that a tensor isn't needed although it may be there."""
@@ -51,7 +51,7 @@ class Weights:
         left = [name for name in self._files if name not in self._taken and not name.endswith(_UNUSED_SUFFIX)]
         if left:
             raise UnsupportedModelError(
-                f"the weights hold {len(left)} tensors that a Llama doesn't have: {left[0]!r}, …"
+                f"the weights hold {len(left)} tensors that the configuration doesn't tell of: {left[0]!r}, …"
             )
 
 

@@ -1,4 +1,4 @@
-"""Llamas of a few thousand random weights, written by transformers, which is then asked what they compute."""
+"""Models of a few thousand random weights, written by transformers, which is then asked what they compute."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+import transformers
+from transformers import PreTrainedModel
 
 from services.scheduler.engine.api import SamplingSpec, SequenceKey, Slice
 from services.scheduler.engine.settings import TorchEngineConfig
@@ -16,8 +17,10 @@ from services.scheduler.engine.torch_engine import TorchEngine, load_engine
 VOCAB_SIZE = 96
 
 
-def save_small_model(folder: Path, *, max_shard_size: str = "1GB", **changes: Any) -> LlamaForCausalLM:
-    """Makes a model that differs from a small Llama 2 by `changes`, and saves it to `folder`."""
+def save_small_model(
+    folder: Path, *, config: str = "LlamaConfig", max_shard_size: str = "1GB", **changes: Any
+) -> PreTrainedModel:
+    """Makes a small model of transformers' class `config`, with `changes` to a small Llama 2's, and saves it."""
     torch.manual_seed(7)
     settings = {
         "vocab_size": VOCAB_SIZE,
@@ -25,15 +28,17 @@ def save_small_model(folder: Path, *, max_shard_size: str = "1GB", **changes: An
         "intermediate_size": 48,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
+        "num_key_value_heads": 4,
         "max_position_embeddings": 256,
         "tie_word_embeddings": False,
         "initializer_range": 0.3,
         "bos_token_id": 1,
         "eos_token_id": 2,
     }
-    model = LlamaForCausalLM(LlamaConfig(**settings | changes)).eval()
+    settings = getattr(transformers, config)(**settings | changes)
+    model = transformers.AutoModelForCausalLM.from_config(settings, attn_implementation="eager").eval()
     for name, parameter in model.named_parameters():
-        if name.endswith("bias"):
+        if name.endswith("bias") or "norm" in name:  # which start as zeros and ones, and then hide what they are for
             torch.nn.init.normal_(parameter, std=0.3)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     return model
@@ -62,7 +67,7 @@ def engine_logprobs(engine: TorchEngine, ids: Sequence[int], chunks: Sequence[in
 
 
 @torch.inference_mode()
-def expected_logprobs(model: LlamaForCausalLM, ids: Sequence[int], chunks: Sequence[int]) -> torch.Tensor:
+def expected_logprobs(model: PreTrainedModel, ids: Sequence[int], chunks: Sequence[int]) -> torch.Tensor:
     """The same from transformers, in one pass."""
     logits = model(torch.tensor([list(ids)])).logits[0]
     ends = torch.tensor(chunks).cumsum(0) - 1

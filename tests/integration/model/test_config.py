@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from services.scheduler.model.config import parse_config
+from services.scheduler.model.config import LayerConfig, Rope
+from services.scheduler.model.config_json import parse_config
 from services.scheduler.model.errors import UnsupportedModelError
 
 LLAMA = {
@@ -22,18 +23,19 @@ LLAMA = {
 def test_defaults_are_those_of_llama_1() -> None:
     config = parse_config(LLAMA)
     assert (config.kv_heads, config.head_dim, config.context_length) == (4, 16, 2048)
-    assert (config.rope_theta, config.rope_scaling, config.rms_norm_eps) == (10000.0, None, 1e-6)
-    assert (config.tied_embeddings, config.attention_bias, config.mlp_bias) == (False, False, False)
+    assert config.norm_eps == 1e-6
+    assert (config.tied_head, config.qkv_bias, config.attention_out_bias, config.mlp_bias) == (False,) * 4
+    assert config.layers == (LayerConfig(window=None, rope=Rope(theta=10000.0)),) * 2
 
 
 def test_both_ways_to_write_rope_mean_the_same() -> None:
     scaling = {"rope_type": "linear", "factor": 2.0}
     old = parse_config({**LLAMA, "rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}})
     new = parse_config({**LLAMA, "rope_parameters": {"rope_theta": 5e5, **scaling}})
-    assert old.rope_theta == new.rope_theta == 5e5
-    for config in (old, new):
-        assert config.rope_scaling is not None
-        assert scaling.items() <= config.rope_scaling.items()
+    for rope in (old.layers[0].rope, new.layers[0].rope):
+        assert rope.theta == 5e5
+        assert rope.scaling is not None
+        assert scaling.items() <= rope.scaling.items()
 
 
 def test_one_or_several_end_of_text_ids() -> None:

@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from services.scheduler.model.config import read_config
+from services.scheduler.model.config_json import read_config
 from services.scheduler.model.errors import UnsupportedModelError
 from services.scheduler.model.export import export, main, save_weights
 from services.scheduler.model.weights import open_weights

@@ -1,4 +1,4 @@
-"""Small random Llamas of every supported shape compute what transformers computes."""
+"""Small random models of every native family compute what transformers computes."""
 
 from __future__ import annotations
 
@@ -25,31 +25,51 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-SHAPES: dict[str, dict[str, Any]] = {
-    "llama 2": {},
-    "llama 3 (grouped queries, scaled RoPE)": {"num_key_value_heads": 2, "rope_parameters": LLAMA3_ROPE},
-    "one KV head": {"num_key_value_heads": 1},
-    "tied head": {"tie_word_embeddings": True},
-    "linear RoPE": {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}},
-    "YaRN": {
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "rope_theta": 10000.0,
-            "factor": 4.0,
-            "original_max_position_embeddings": 64,
-        }
+YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
+GEMMA = {"head_dim": 16, "num_key_value_heads": 1, "pad_token_id": 0}
+SLIDING = {"sliding_window": 9, "num_hidden_layers": 4}
+MODELS: dict[str, dict[str, Any]] = {
+    "Llama 2": {},
+    "Llama 3 (grouped queries, scaled RoPE)": {"num_key_value_heads": 2, "rope_parameters": LLAMA3_ROPE},
+    "Llama, one KV head": {"num_key_value_heads": 1},
+    "Llama, tied head": {"tie_word_embeddings": True},
+    "Llama, linear RoPE": {"rope_parameters": LINEAR_ROPE},
+    "Llama, YaRN": {"rope_parameters": YARN_ROPE},
+    "Llama, attention bias": {"attention_bias": True},
+    "Llama, feed-forward bias": {"mlp_bias": True},
+    "Llama, head_dim of its own": {"head_dim": 12},
+    "Llama, another epsilon": {"rms_norm_eps": 0.1},
+    "Mistral 0.1 (sliding window)": {"config": "MistralConfig", "num_key_value_heads": 2, "sliding_window": 9},
+    "Mistral 0.3": {"config": "MistralConfig", "sliding_window": None, "head_dim": 12},
+    "Qwen 2": {"config": "Qwen2Config", "num_key_value_heads": 2, "tie_word_embeddings": True},
+    "Qwen 2.5, YaRN": {"config": "Qwen2Config", "rope_parameters": YARN_ROPE},
+    "Qwen 2, sliding upper layers": {
+        "config": "Qwen2Config", "use_sliding_window": True, "max_window_layers": 2, **SLIDING
     },
-    "attention bias": {"attention_bias": True},
-    "feed-forward bias": {"mlp_bias": True},
-    "head_dim of its own": {"head_dim": 12},
-    "another epsilon": {"rms_norm_eps": 0.1},
-}
+    "Qwen 3": {"config": "Qwen3Config", "num_key_value_heads": 2, "head_dim": 16},
+    "Qwen 3, attention bias": {"config": "Qwen3Config", "head_dim": 16, "attention_bias": True},
+    "Gemma": {"config": "GemmaConfig", "tie_word_embeddings": True, **GEMMA},
+    "Gemma 2": {
+        "config": "Gemma2Config", "query_pre_attn_scalar": 20, "tie_word_embeddings": True,
+        "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, **SLIDING, **GEMMA,
+    },
+    "Gemma 3": {
+        "config": "Gemma3TextConfig", "query_pre_attn_scalar": 20, "tie_word_embeddings": True,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+        **GEMMA, "sliding_window": 9, "num_hidden_layers": 7,
+    },
+}  # fmt: skip
 PROMPT = [(7 * i * i + 3 * i + 1) % VOCAB_SIZE for i in range(70)]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_logprobs_equal_transformers(tmp_path: Path, shape: str) -> None:
-    model = save_small_model(tmp_path, **SHAPES[shape])
+@pytest.mark.parametrize("name", MODELS)
+def test_logprobs_equal_transformers(tmp_path: Path, name: str) -> None:
+    # Prefill, decodes and a chunk; the windows of 9 are passed by each of them.
+    model = save_small_model(tmp_path, **MODELS[name])
     chunks = [33, 1, 1, 20, 1, 14]
     got = engine_logprobs(load_small_engine(tmp_path), PROMPT, chunks)
     torch.testing.assert_close(got, expected_logprobs(model, PROMPT, chunks), rtol=1e-4, atol=1e-4)
