@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from prometheus_client import CollectorRegistry
 
 from services.protocol.request import IdsPrompt, Sampling, ValidRequest
+from services.runtime.clock import SystemClock
 from services.runtime.metrics import TokenizerMetrics
 from services.tokenizer.assembler import RouteCall
 from services.tokenizer.columns import EventColumns
@@ -46,7 +47,7 @@ class Path:
             random_bits=random.Random(1).getrandbits,
         )
         self.ledger.attempts.route_opened(SCHEDULER, 1, 0.0)
-        self.observer = Observer(TokenizerMetrics(CollectorRegistry()))
+        self.observer = Observer(TokenizerMetrics(CollectorRegistry()), SystemClock())
         gateways = Gateways(lambda entry, delivered: None, grace_s=30.0)
         self.call = gateways.connect(1)
         assert isinstance(self.call.take(), Readiness)  # it stands before everything else

@@ -10,7 +10,7 @@ import grpc.aio
 
 from gateway.auth import BadKeysFile, Tenants
 from gateway.config import Config
-from gateway.inspection import views_of
+from gateway.inspection import GatewayInspection
 from gateway.limits import Limits
 from gateway.openai.api import Api
 from gateway.openai.server import HttpServer
@@ -22,11 +22,11 @@ from gateway.upstream import TokenizerLink
 from gateway.waker import Waker
 from services.protocol.events import FinishReason
 from services.protocol.hello import Hello, hello_of
-from services.protocol.inspection import ADMIN_SERVICES, AdminServicer, InspectionServicer
+from services.protocol.inspection import add_admin_services
 from services.runtime.config import ConfigError
 from services.runtime.metrics import GatewayMetrics
 from services.runtime.process import Runtime
-from tailrace.v1 import admin_pb2_grpc, generation_pb2_grpc
+from tailrace.v1 import generation_pb2_grpc
 
 FAREWELL_S = 2.0
 """How long callers may take to be written their last event when a drain's time is over."""
@@ -69,13 +69,14 @@ class Gateway:
 
     def add_to_admin(self, server: grpc.aio.Server) -> Sequence[str]:
         """Inspection and drain."""
-        inspection = InspectionServicer(
-            self._hello, lambda: views_of(self._answers, self._runtime.clock), lambda: len(self._answers)
+        inspection = GatewayInspection(
+            self._runtime,
+            self._metrics,
+            answers=self._answers,
+            router=self.router,
+            slow_readers=self._slow_readers,
         )
-        admin_pb2_grpc.add_InspectionServiceServicer_to_server(inspection, server)
-        admin = AdminServicer(self._runtime.request_drain, self.open_requests)
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
-        return ADMIN_SERVICES
+        return add_admin_services(server, inspection, self._runtime, self.open_requests)
 
     async def serve(self) -> None:
         """Serves HTTP, follows the tokenizers, watches the readers."""

@@ -62,6 +62,7 @@ class Stream:
         "started",
         "stream_id",
         "wake",
+        "whole",
         "woken_at",
     )
 
@@ -75,6 +76,7 @@ class Stream:
         self.peer_epoch = 0  # of the tokenizer that accepted it
         self.cut: TailraceError | None = None
         self.ended_here = False  # its end is ours, the tokenizer does not know of it
+        self.whole = whole
         self.wake = wake
         self.marked = False  # has news and waits to be woken
         self.woken_at = 0.0

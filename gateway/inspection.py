@@ -1,32 +1,95 @@
-"""What the gateway shows of its open streams. Never prompts or outputs."""
+"""The gateway as an operator sees it: its links, and the answers that are being read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
 from gateway.answer import RemoteAnswer
-from services.protocol.inspection import ChoiceView, RequestView
-from services.runtime.clock import Clock
+from gateway.requests import OpenAnswers
+from gateway.router import Router
+from gateway.slow_readers import SlowReaders
+from services.protocol.hello import Hello, hello_of
+from services.protocol.inspection import process_view
+from services.protocol.views import ChoiceView, Content, HopView, Moment, ProcessView, RequestView
+from services.runtime.app import Runtime
+from services.runtime.metrics import GatewayMetrics, count_of
 
 
-def views_of(answers: Iterable[RemoteAnswer], clock: Clock) -> Iterator[RequestView]:
-    """One view per open answer, oldest first."""
-    now_ms = clock.unix_ms()
-    for answer in answers:
-        stream = answer.stream
-        yield RequestView(
+class GatewayInspection:
+    """What the gateway lets its operators see."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        metrics: GatewayMetrics,
+        *,
+        answers: OpenAnswers,
+        router: Router,
+        slow_readers: SlowReaders,
+    ) -> None:
+        self._runtime = runtime
+        self._metrics = metrics
+        self._answers = answers
+        self._router = router
+        self._slow_readers = slow_readers
+
+    def hello(self) -> Hello:
+        """Who it is."""
+        return hello_of(self._runtime.epoch)
+
+    def process(self) -> ProcessView:
+        """How it stands."""
+        hops = self._hops()
+        return process_view(self._runtime, hops=hops, output_tokens=count_of(self._metrics.output_tokens_total))
+
+    def views(self, request_id: str = "", attempt_id: int = 0) -> Iterator[RequestView]:
+        """The answers that callers read, oldest first. It knows no attempts."""
+        if attempt_id:
+            return
+        for answer in self._answers:
+            if request_id in ("", answer.stream.request_id):
+                yield self._view(answer)
+
+    def total(self) -> int:
+        """How many that are."""
+        return len(self._answers)
+
+    def ended(self) -> Iterable[RequestView]:
+        """Nothing: how a request ended is told by its tokenizer."""
+        return ()
+
+    def content(self, view: RequestView) -> Content | None:
+        """Prompts are the tokenizer's."""
+        return None
+
+    def _hops(self) -> Iterator[HopView]:
+        for link in self._router.links:
+            yield link.hop.view("events", link.address, hello=link.peer)
+
+    def _view(self, answer: RemoteAnswer) -> RequestView:
+        stream, clock = answer.stream, self._runtime.clock
+        stuck_since = self._slow_readers.stuck_since(answer)
+        idle_ms = 0 if stuck_since is None else round((clock.now() - stuck_since) * 1000)
+        taken = [tokens for tokens, _ in stream.cursor.offsets()]
+        return RequestView(
             request_id=stream.request_id,
             caller_phase=stream.phase.name,
-            age_ms=max(0, now_ms - answer.started.created_unix_ms),
+            age_ms=max(0, clock.unix_ms() - answer.started.created_unix_ms),
+            stream_id=stream.stream_id,
+            upstream_epoch=stream.peer_epoch,
+            prompt_tokens=answer.started.prompt_tokens,
+            whole=stream.whole,
+            waits_for="" if answer.waiting else "CALLER",
+            moments=[Moment(what="accepted", unix_us=answer.started.created_unix_ms * 1000)],
             choices=[
                 ChoiceView(
                     choice=choice,
                     log_token_offset=len(log.token_ids),
                     log_text_offset=log.text_length,
-                    cursor_token_offset=taken,
+                    cursor_token_offset=taken[choice],
+                    idle_ms=idle_ms,
+                    finish_reason=log.finish.reason.name if log.finish is not None else "",
                 )
-                for choice, (log, (taken, _)) in enumerate(
-                    zip(stream.log.choices, stream.cursor.offsets(), strict=True)
-                )
+                for choice, log in enumerate(stream.log.choices)
             ],
         )

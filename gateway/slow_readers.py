@@ -23,6 +23,10 @@ class SlowReaders:
         self._timeout_s = timeout_s
         self._stuck: dict[RemoteAnswer, tuple[int, float]] = {}  # the batch it is stuck at, and since when
 
+    def stuck_since(self, answer: RemoteAnswer) -> float | None:
+        """Since when a caller has taken nothing of what waits for it, as far as was looked; None: it reads."""
+        return self._stuck[answer][1] if answer in self._stuck and not answer.waiting else None
+
     async def run(self) -> None:
         """Checks until cancelled."""
         while True:

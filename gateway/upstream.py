@@ -20,6 +20,7 @@ from gateway.waker import Waker
 from gateway.wire import ended_to_wire, rows_from_wire
 from services.protocol import hello as greeting
 from services.protocol.hello import Hello, hello_of
+from services.protocol.hop import Hop
 from services.protocol.sender import SUSPECT_S
 from services.protocol.wire import started_from_wire
 from services.runtime.client import DEFAULT_UNARY_TIMEOUT_S, connect, open_stream
@@ -73,6 +74,7 @@ class TokenizerLink:
         self.phase = LinkPhase.DOWN
         self.why = "not connected yet"
         self.peer: Hello | None = None
+        self.hop = Hop(clock, self.why)
         self.streams = StreamTable()
         self._epoch = epoch
         self._clock = clock
@@ -162,6 +164,7 @@ class TokenizerLink:
     async def _call(self) -> None:
         """One event call, from its start until it is lost, which it always is. Raises LinkLost."""
         self._move(LinkEvent.CALLED, self.why)
+        self.hop.called()
         request = tokenizer_pb2.StreamEventsRequest(gateway=greeting.to_wire(hello_of(self._epoch)))
         try:
             async with open_stream(lambda: self._tokenizer.StreamEvents(request)) as call:
@@ -178,6 +181,7 @@ class TokenizerLink:
     ) -> tokenizer_pb2.StreamEventsResponse:
         async with asyncio.timeout(SUSPECT_S):
             response = await call.read()
+        self.hop.heard()
         if not isinstance(response, tokenizer_pb2.StreamEventsResponse):
             raise LinkLost("it ended the event call")
         return response
@@ -231,4 +235,8 @@ class TokenizerLink:
 
     def _move(self, event: LinkEvent, why: str) -> None:
         self.phase, self.why = next_link_phase(self.phase, event), why
+        if event is LinkEvent.HELLO:
+            self.hop.opened()
+        elif event in (LinkEvent.LOST, LinkEvent.MISFIT):
+            self.hop.lost(why)
         self._on_change()

@@ -9,11 +9,11 @@ import grpc.aio
 
 from services.detokenizer.config import Config
 from services.detokenizer.core import Core
-from services.detokenizer.sequence import Sequence as SequenceState
+from services.detokenizer.inspection import DetokenizerInspection
 from services.detokenizer.servicer import DetokenizerServicer
 from services.detokenizer.upstream import Schedulers
 from services.protocol.hello import hello_of
-from services.protocol.inspection import ADMIN_SERVICES, AdminServicer, ChoiceView, InspectionServicer, RequestView
+from services.protocol.inspection import add_admin_services
 from services.protocol.model_card import ModelCard, load_model_card
 from services.runtime.app import Runtime
 from services.runtime.config import ConfigError
@@ -21,7 +21,7 @@ from services.runtime.errors import PreconditionFailed, Unavailable
 from services.runtime.metrics import DetokenizerMetrics
 from services.runtime.phase import Phase
 from services.text.vocabulary import UnsupportedTokenizer, Vocabulary, load_vocabulary
-from tailrace.v1 import admin_pb2_grpc, detokenizer_pb2_grpc
+from tailrace.v1 import detokenizer_pb2_grpc
 
 SERVICE = "tailrace.v1.DetokenizerService"
 
@@ -33,8 +33,8 @@ class DetokenizerApp:
         self._runtime = runtime
         card, vocabulary = _load(config)
         self._hello = hello_of(runtime.epoch, card)
-        self._schedulers = Schedulers()
-        metrics = DetokenizerMetrics(runtime.registry)
+        self._schedulers = Schedulers(runtime.clock)
+        self._metrics = metrics = DetokenizerMetrics(runtime.registry)
         self._servicer = DetokenizerServicer(
             hello=self._hello,
             vocabulary=vocabulary,
@@ -53,11 +53,8 @@ class DetokenizerApp:
 
     def add_to_admin(self, server: grpc.aio.Server) -> Sequence[str]:
         """For operators."""
-        inspection = InspectionServicer(lambda: self._hello, self._views, lambda: sum(1 for _ in self._views()))
-        admin_pb2_grpc.add_InspectionServiceServicer_to_server(inspection, server)
-        admin = AdminServicer(self._runtime.request_drain, self.open_requests)
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
-        return ADMIN_SERVICES
+        inspection = DetokenizerInspection(self._runtime, self._metrics, self._hello, self._servicer.routes)
+        return add_admin_services(server, inspection, self._runtime, self.open_requests)
 
     async def serve(self) -> None:
         """Ready at once: whether a scheduler answers, its routes say."""
@@ -81,20 +78,6 @@ class DetokenizerApp:
 
     def _cores(self) -> Iterator[Core]:
         return (route.core for route in self._servicer.routes)
-
-    def _views(self) -> Iterator[RequestView]:
-        for core in self._cores():
-            for attempt_id, sequences in core.attempts():
-                yield RequestView(attempt_id=attempt_id, choices=[_view(sequence) for sequence in sequences])
-
-
-def _view(sequence: SequenceState) -> ChoiceView:
-    return ChoiceView(
-        choice=sequence.choice,
-        log_token_offset=sequence.received,
-        log_text_offset=sequence.text_end,
-        cursor_token_offset=sequence.tokens_sent,
-    )
 
 
 def make_app(runtime: Runtime, config: Config) -> DetokenizerApp:

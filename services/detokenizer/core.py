@@ -99,6 +99,11 @@ class Core:
         return batch
 
     @property
+    def known_attempts(self) -> int:
+        """Attempts that aren't released."""
+        return len(self._attempts)
+
+    @property
     def known_sequences(self) -> int:
         """Sequences that aren't released."""
         return len(self._sequences)

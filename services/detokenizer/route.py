@@ -14,6 +14,7 @@ from services.detokenizer.upstream import TokenStream
 from services.detokenizer.wire import TextMessage, heartbeat, read_batch, write_batch
 from services.protocol.events import StopText
 from services.protocol.sender import MAX_BATCH_BYTES, Sender, Wakeup
+from services.protocol.views import RouteKey
 from services.runtime.errors import TailraceError, Unavailable
 from services.runtime.metrics import DetokenizerMetrics
 from services.text.vocabulary import Vocabulary
@@ -30,13 +31,15 @@ class Route:
 
     def __init__(
         self,
+        key: RouteKey,
         tokens: TokenStream,
         vocabulary: Vocabulary,
         metrics: DetokenizerMetrics,
         on_fewer: Callable[[], None],
     ) -> None:
         self.core = Core(vocabulary)
-        self._tokens = tokens
+        self.key = key
+        self.tokens = tokens
         self._metrics = metrics
         self._on_fewer = on_fewer
         self._sender: Sender[TextMessage] = Sender(self._take, heartbeat)
@@ -62,11 +65,11 @@ class Route:
 
     async def _read(self) -> None:
         while True:
-            batch = await self._tokens.batch()
+            batch = await self.tokens.batch()
             try:
                 read_batch(batch, self.core)
             except ProtocolError as error:
-                why = f"scheduler {self._tokens.address} breaks the protocol: {error}"
+                why = f"scheduler {self.tokens.address} breaks the protocol: {error}"
                 raise Unavailable(why, reason="PROTOCOL_BROKEN") from error
             self._unsent_batches += 1
             self._sender.wake()

@@ -109,6 +109,16 @@ class Sequence:
         """Tokens that have left."""
         return self.received - len(self._waiting)
 
+    @property
+    def held_for_stop(self) -> int:
+        """Code points that may begin a stop text, or are the stop token's."""
+        return self.text_end - self._released()
+
+    @property
+    def incomplete_character(self) -> bool:
+        """Whether the first bytes of a character wait for the rest."""
+        return bool(self._decoder.incomplete)
+
     def tokens(self, ids: Ids[int], logprobs: Ids[Logprobs] | None, batch: TextBatch) -> None:
         """The next tokens. `logprobs`: one per id, or None. Raises ProtocolError after the engine's end."""
         self.phase = after(self.phase, Happening.TOKENS)

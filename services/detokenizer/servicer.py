@@ -12,6 +12,8 @@ from services.detokenizer.upstream import Schedulers, TokenStream
 from services.detokenizer.wire import write_hello
 from services.protocol.hello import Hello, mismatch
 from services.protocol.sender import Wakeup
+from services.protocol.views import RouteKey
+from services.protocol.views_wire import route_from_wire
 from services.runtime.errors import InvalidRequest, PreconditionFailed, Unavailable, answering
 from services.runtime.metrics import DetokenizerMetrics
 from services.text.vocabulary import Vocabulary
@@ -57,10 +59,10 @@ class DetokenizerServicer(detokenizer_pb2_grpc.DetokenizerServiceServicer):
                 if why is not None:
                     raise PreconditionFailed(f"scheduler {request.scheduler}: {why}")
                 await context.write(write_hello(self._hello, theirs))
-                await self._serve(tokens, context)
+                await self._serve(route_from_wire(request.route), tokens, context)
 
-    async def _serve(self, tokens: TokenStream, context: Context) -> None:
-        route = Route(tokens, self._vocabulary, self._metrics, self.progress.set)
+    async def _serve(self, key: RouteKey, tokens: TokenStream, context: Context) -> None:
+        route = Route(key, tokens, self._vocabulary, self._metrics, self.progress.set)
         self.routes[route] = None
         try:
             await route.run(context.write)

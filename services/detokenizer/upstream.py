@@ -10,8 +10,10 @@ from typing import Any
 import grpc.aio
 
 from services.protocol.hello import Hello, from_wire
+from services.protocol.hop import Hop
 from services.protocol.sender import SUSPECT_S
 from services.runtime.client import connect, open_stream
+from services.runtime.clock import Clock
 from services.runtime.errors import TailraceError, Unavailable, from_rpc_error
 from tailrace.v1 import scheduler_pb2, scheduler_pb2_grpc
 
@@ -21,7 +23,8 @@ Call = grpc.aio.UnaryStreamCall[Any, scheduler_pb2.StreamTokensResponse]
 class Schedulers:
     """Channels to the schedulers, one per address, opened when first asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     @asynccontextmanager
@@ -33,7 +36,7 @@ class Schedulers:
         stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
         request = scheduler_pb2.StreamTokensRequest(route=route)
         async with open_stream(lambda: stub.StreamTokens(request)) as call:
-            yield TokenStream(address, call, suspect_s)
+            yield TokenStream(address, call, suspect_s, Hop(self._clock, "its hello is awaited"))
 
     async def close(self) -> None:
         """Closes all channels."""
@@ -44,8 +47,10 @@ class Schedulers:
 class TokenStream:
     """A token stream that has been asked for. Whatever goes wrong is said with the scheduler's address."""
 
-    def __init__(self, address: str, call: Call, suspect_s: float) -> None:
+    def __init__(self, address: str, call: Call, suspect_s: float, hop: Hop) -> None:
         self.address = address
+        self.hop = hop
+        self.peer: Hello | None = None
         self._call = call
         self._suspect_s = suspect_s
 
@@ -54,7 +59,9 @@ class TokenStream:
         response = await self._next()
         if response.WhichOneof("payload") != "hello":
             raise self._broken("it began without a hello")
-        return from_wire(response.hello)
+        self.peer = from_wire(response.hello)
+        self.hop.opened()
+        return self.peer
 
     async def batch(self) -> scheduler_pb2.TokenBatch:
         """The next batch, which may be empty. Raises what ended the stream; there is no good end."""
@@ -71,6 +78,7 @@ class TokenStream:
             raise Unavailable(f"scheduler {self.address} has been silent for {self._suspect_s:g} s") from None
         except grpc.aio.AioRpcError as error:
             raise self._named(from_rpc_error(error)) from error
+        self.hop.heard()
         if not isinstance(response, scheduler_pb2.StreamTokensResponse):  # gRPC's mark of an end with status OK
             raise Unavailable(f"scheduler {self.address} ended the stream")
         return response

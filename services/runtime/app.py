@@ -77,6 +77,7 @@ class Runtime:
         self.service = service
         self.config = config
         self.clock = clock or SystemClock()
+        self.started_at = self.clock.now()
         self.epoch = secrets.randbits(64) or 1
         self.log = log.get_logger(self.name)
         self.registry = registry or metrics.new_registry()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 
@@ -30,3 +31,12 @@ class SystemClock:
     def unix_ms(self) -> int:
         """Wall-clock milliseconds since 1970 UTC."""
         return time.time_ns() // 1_000_000
+
+
+def wall_time(clock: Clock) -> Callable[[float], int]:
+    """Turns moments of `clock.now()` into microseconds since 1970 UTC, as the clock stands now.
+
+    Moments that are converted by one result keep their distances exactly.
+    """
+    origin_us = clock.unix_ms() * 1000 - round(clock.now() * 1_000_000)
+    return lambda moment: origin_us + round(moment * 1_000_000)

@@ -45,6 +45,11 @@ def new_registry() -> CollectorRegistry:
     return registry
 
 
+def count_of(counter: Counter) -> int:
+    """What a counter stands at, over all its labels."""
+    return round(sum(s.value for family in counter.collect() for s in family.samples if s.name.endswith("_total")))
+
+
 class RuntimeMetrics:
     """What every process tells of itself; `tailrace_` with no service, which is a label of the build."""
 
@@ -184,6 +189,8 @@ class SchedulerMetrics:
         self.refused_total = counter("refused_total", "Submits refused, by the error's reason.", "reason")
         self.ended_total = counter("ended_total", "Sequences that ended, by finish reason.", "reason")
         self.prompt_tokens_total = counter("prompt_tokens_total", "Prompt tokens computed or reused.")
+        self.cached_tokens_total = counter("cached_tokens_total", "Prompt tokens that the prefix cache had.")
+        self.preemptions_total = counter("preemptions_total", "Times that a running sequence gave its blocks back.")
         self.output_tokens_total = counter("output_tokens_total", "Tokens generated.")
         self.claims_total = counter("claims_total", "Requests given to another tokenizer than had them.")
         self.leases_expired_total = counter(
@@ -199,6 +206,12 @@ class SchedulerMetrics:
         self.batch_size = Histogram(name + "batch_size", "Sequences in a step.", buckets=_BATCH_SIZE, registry=registry)
         self.queue_seconds = Histogram(
             name + "queue_seconds", "From acceptance to the first step.", buckets=_IN_QUEUE, registry=registry
+        )
+        self.prefill_seconds = Histogram(
+            name + "prefill_seconds", "From the first step to the first token.", buckets=_IN_QUEUE, registry=registry
+        )
+        self.decode_seconds = Histogram(
+            name + "decode_seconds", "From the first token to the engine's end.", buckets=_END_TO_END, registry=registry
         )
         _each(self.ended_total, FINISH_REASONS)
         _each(self.step_seconds, STEP_KINDS)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import grpc.aio
 
-from services.protocol.hello import Hello, hello_of
-from services.protocol.inspection import ADMIN_SERVICES, AdminServicer, InspectionServicer, RequestView
+from services.protocol.inspection import add_admin_services
 from services.protocol.sender import Wakeup
 from services.runtime.app import Runtime
 from services.runtime.errors import Unavailable
@@ -18,11 +17,11 @@ from services.scheduler import engines
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.core import SchedulerCore
 from services.scheduler.engine_thread import EngineThread
-from services.scheduler.inspection import views
+from services.scheduler.inspection import SchedulerInspection
 from services.scheduler.loop import StepLoop
 from services.scheduler.publisher import Publisher
 from services.scheduler.servicer import SchedulerServicer, Serving
-from tailrace.v1 import admin_pb2_grpc, scheduler_pb2_grpc
+from tailrace.v1 import scheduler_pb2_grpc
 
 SERVICE = "tailrace.v1.SchedulerService"
 
@@ -46,11 +45,8 @@ class SchedulerApp:
 
     def add_to_admin(self, server: grpc.aio.Server) -> Sequence[str]:
         """For operators."""
-        inspection = InspectionServicer(self._hello, self._views, self._attempts)
-        admin_pb2_grpc.add_InspectionServiceServicer_to_server(inspection, server)
-        admin = AdminServicer(self._runtime.request_drain, self.open_requests)
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
-        return ADMIN_SERVICES
+        inspection = SchedulerInspection(self._runtime, self._metrics, lambda: self._serving)
+        return add_admin_services(server, inspection, self._runtime, self.open_requests)
 
     async def serve(self) -> None:
         """Loads the engine, while health already answers, then steps until cancelled."""
@@ -110,13 +106,3 @@ class SchedulerApp:
         if self._serving is None:
             raise Unavailable("the model is being loaded", reason="LOADING")
         return self._serving
-
-    def _hello(self) -> Hello:
-        return self._serving.hello if self._serving is not None else hello_of(self._runtime.epoch)
-
-    def _views(self) -> Iterator[RequestView]:
-        if self._serving is not None:
-            yield from views(self._serving.loop.core, self._runtime.clock.now())
-
-    def _attempts(self) -> int:
-        return len(self._serving.loop.core.attempts) if self._serving is not None else 0

@@ -50,6 +50,7 @@ class Batch:
         self.waiting: deque[Sequence] = deque()
         self.prefilling: dict[SequenceKey, Sequence] = {}
         self.decoding: dict[SequenceKey, Sequence] = {}
+        self.preemptions = 0
         self._limits = limits
         self._closes: list[SequenceKey] = []
 
@@ -62,6 +63,15 @@ class Batch:
     def has_work(self) -> bool:
         """Whether the engine has anything to do or to be told."""
         return bool(self.decoding or self.prefilling or self.waiting or self._closes)
+
+    @property
+    def shortage(self) -> str:
+        """What the first one waiting waits for: a place in the BATCH, free BLOCKS, or its TURN in the next step."""
+        if self.running >= self._limits.max_running:
+            return "BATCH"
+        if self.waiting and self.running and self.pool.free < self._blocks_for(self.waiting[0]) + self.running:
+            return "BLOCKS"
+        return "TURN"
 
     def enqueue(self, sequence: Sequence) -> None:
         """A new sequence waits at the end."""
@@ -126,6 +136,7 @@ class Batch:
         self.vacate(sequence)
         sequence.move(SequenceEvent.PREEMPT)
         sequence.preemptions += 1
+        self.preemptions += 1
         # The latest running one still came before all that wait.
         self.waiting.appendleft(sequence)
 

@@ -49,7 +49,7 @@ class SchedulerCore:
         self._attempts = Attempts(Tombstones(ttl_s=limits.tombstone_ttl_s, max_count=limits.max_tombstones))
         self._ownership = Ownership(limits.lease_grace_s)
         self._rate = EndRate()
-        self._ended: list[End] = []
+        self._ended: list[Sequence] = []
         self._deadlines = Deadlines()
         self._leaving: dict[SequenceKey, tuple[Sequence, FinishReason]] = {}
         self._stepping: Plan | None = None
@@ -87,6 +87,20 @@ class SchedulerCore:
         """When `expire` should be called at the latest."""
         moments = (self._deadlines.next, self._ownership.leases.next_expiry)
         return min((moment for moment in moments if moment is not None), default=None)
+
+    @property
+    def shortage(self) -> str:
+        """What the first sequence in the queue waits for; see Batch."""
+        return self._batch.shortage
+
+    @property
+    def preemptions(self) -> int:
+        """How often a running sequence gave its blocks back, since the start."""
+        return self._batch.preemptions
+
+    def fence_of(self, attempt: Attempt) -> int:
+        """The highest fence known of its request."""
+        return self._ownership.fence_of(attempt.submission)
 
     def load(self) -> Load:
         """Where it stands now."""
@@ -361,7 +375,7 @@ class SchedulerCore:
         sequence.log.end = end
         self._open -= 1
         self._rate.add(1, now)
-        self._ended.append(end)
+        self._ended.append(sequence)
         attempt = sequence.attempt
         attempt.open_sequences -= 1
         if not attempt.open_sequences:
@@ -381,4 +395,4 @@ class SchedulerCore:
         self._attempts.release(attempt, now)
         self._ownership.remove(attempt)
         logs = [sequence.log for sequence in attempt.sequences]
-        return Released(attempt.submission.attempt_id, attempt.owner, logs)
+        return Released(attempt.submission.attempt_id, attempt.owner, logs, attempt)

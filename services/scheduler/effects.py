@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from services.scheduler.sequence import Attempt
+from services.scheduler.sequence import Sequence as EndedSequence
 from services.scheduler.submission import Route
-from services.scheduler.token_log import End, TokenLog
+from services.scheduler.token_log import TokenLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +28,12 @@ class Progressed:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """An attempt was forgotten. `route` None: it was not known here, so nobody knows whose it was."""
+    """An attempt was forgotten. `route` and `attempt` None: it was not known here, so nobody knows whose it was."""
 
     attempt_id: int
     route: Route | None
     logs: Sequence[TokenLog] = ()
+    attempt: Attempt | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ class LeaseEnded:
 class Ended:
     """Sequences ended, each for good."""
 
-    ends: Sequence[End]
+    sequences: Sequence[EndedSequence]
 
 
 Effect = Opened | Progressed | Released | Moved | LeaseEnded | Ended

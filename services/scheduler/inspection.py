@@ -1,43 +1,92 @@
-"""The scheduler's attempts as an operator sees them."""
+"""The scheduler as an operator sees it: how it stands, and its attempts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
-from services.protocol.inspection import ChoiceView, RequestView
-from services.scheduler.core import SchedulerCore
-from services.scheduler.sequence import Attempt, Sequence
-from services.scheduler.state import SequencePhase
+from services.protocol.hello import Hello, hello_of
+from services.protocol.inspection import process_view
+from services.protocol.views import Content, ProcessView, RequestView, RouteKey, RouteView, SchedulerView
+from services.runtime.app import Runtime
+from services.runtime.clock import wall_time
+from services.runtime.metrics import SchedulerMetrics, count_of
+from services.scheduler.loop import StepLoop
+from services.scheduler.servicer import Serving
+from services.scheduler.views import AttemptViews
 
-_ORDER = list(SequencePhase)
 
+class SchedulerInspection:
+    """What a scheduler lets its operators see; `serving` is None while the model is being loaded."""
 
-def views(core: SchedulerCore, now: float) -> Iterator[RequestView]:
-    """All attempts that are not released, oldest first."""
-    for attempt in core.attempts.values():
-        yield RequestView(
-            request_id=attempt.submission.request_id,
-            attempt_id=attempt.submission.attempt_id,
-            engine_phase=_phase(attempt).value,
-            age_ms=int((now - attempt.arrived_at) * 1000),
-            choices=[_choice(sequence, core.stepped_at, now) for sequence in attempt.sequences],
+    def __init__(self, runtime: Runtime, metrics: SchedulerMetrics, serving: Callable[[], Serving | None]) -> None:
+        self._runtime = runtime
+        self._metrics = metrics
+        self._serving = serving
+
+    def hello(self) -> Hello:
+        """Who it is."""
+        serving = self._serving()
+        return serving.hello if serving is not None else hello_of(self._runtime.epoch)
+
+    def process(self) -> ProcessView:
+        """How it stands."""
+        serving = self._serving()
+        return process_view(
+            self._runtime,
+            output_tokens=count_of(self._metrics.output_tokens_total),
+            scheduler=None if serving is None else self._scheduler(serving.loop),
         )
 
+    def views(self, request_id: str = "", attempt_id: int = 0) -> Iterator[RequestView]:
+        """Its attempts that are not released, oldest first."""
+        serving = self._serving()
+        if serving is None:
+            return
+        loop, clock = serving.loop, self._runtime.clock
+        shown = AttemptViews(loop.core, loop.publisher, clock.now(), wall_time(clock))
+        for attempt in list(loop.core.attempts.values()):
+            submission = attempt.submission
+            if request_id in ("", submission.request_id) and attempt_id in (0, submission.attempt_id):
+                yield shown.of(attempt)
 
-def _phase(attempt: Attempt) -> SequencePhase:
-    """That of the sequence that has come furthest and has not ended."""
-    phases = [sequence.phase for sequence in attempt.sequences if sequence.phase is not SequencePhase.ENDED]
-    return max(phases, key=_ORDER.index, default=SequencePhase.ENDED)
+    def total(self) -> int:
+        """How many that are."""
+        serving = self._serving()
+        return len(serving.loop.core.attempts) if serving is not None else 0
+
+    def ended(self) -> Iterable[RequestView]:
+        """What it held until lately."""
+        serving = self._serving()
+        return serving.loop.ended if serving is not None else ()
+
+    def content(self, view: RequestView) -> Content | None:
+        """A scheduler has ids, not texts; the tokenizer shows both."""
+        return None
+
+    def _scheduler(self, loop: StepLoop) -> SchedulerView:
+        load, now = loop.load(), self._runtime.clock.now()
+        return SchedulerView(
+            waiting=load.waiting_sequences,
+            running=load.running_sequences,
+            running_max=loop.core.limits.max_running,
+            free_blocks=load.free_blocks,
+            cached_blocks=load.cached_blocks,
+            total_blocks=load.total_blocks,
+            block_size=load.block_size,
+            step_ms=_ms(loop.pulse.started_at, now),
+            stepped_ms=_ms(loop.core.stepped_at or None, now),
+            stalled=not self._runtime.ready and loop.pulse.started_at is not None,
+            routes=tuple(
+                RouteView(
+                    route=RouteKey(tokenizer=line.route.tokenizer, tokenizer_epoch=line.route.epoch,
+                                   generation=line.generation),
+                    read=line.read,
+                    sequences=line.sequences,
+                )
+                for line in loop.publisher.lines()
+            ),
+        )  # fmt: skip
 
 
-def _choice(sequence: Sequence, stepped_at: float, now: float) -> ChoiceView:
-    log = sequence.log
-    runs = sequence.phase in (SequencePhase.PREFILL, SequencePhase.DECODE)
-    progressed_at = max(sequence.changed_at, stepped_at) if runs else sequence.changed_at
-    return ChoiceView(
-        choice=log.choice,
-        log_token_offset=len(log.ids),
-        cursor_token_offset=log.cursor.offset if log.cursor is not None else 0,
-        blocks=len(sequence.blocks),
-        idle_ms=int((now - progressed_at) * 1000),
-    )
+def _ms(since: float | None, now: float) -> int | None:
+    return None if since is None else round((now - since) * 1000)

@@ -6,18 +6,20 @@ are answered while a step runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from services.protocol.events import FinishReason
+from services.protocol.inspection import EndedRequests
 from services.protocol.sender import Wakeup
-from services.runtime.clock import Clock
+from services.runtime.clock import Clock, wall_time
 from services.runtime.error_tree import TailraceError, Unavailable
 from services.runtime.log import get_logger
 from services.runtime.metrics import SchedulerMetrics
 from services.scheduler.call import STOPPING, Call
 from services.scheduler.core import SchedulerCore
-from services.scheduler.effects import Effect, Load
+from services.scheduler.effects import Effect, Load, Released
 from services.scheduler.engine.api import Engine
 from services.scheduler.engine_thread import EngineThread
 from services.scheduler.execution import execute
@@ -25,7 +27,9 @@ from services.scheduler.measures import Measures
 from services.scheduler.ownership import Claimed, Held, Reconciled
 from services.scheduler.publisher import Publisher
 from services.scheduler.pulse import Pulse
+from services.scheduler.sequence import Attempt
 from services.scheduler.submission import Route, Submission
+from services.scheduler.views import AttemptViews
 
 _log = get_logger("scheduler")
 
@@ -45,6 +49,7 @@ class StepLoop:
         self.core = core
         self.publisher = publisher
         self.pulse = Pulse()
+        self.ended = EndedRequests()
         self._engine = engine
         self._clock = clock
         self._measures = Measures(metrics, core)
@@ -179,10 +184,17 @@ class StepLoop:
         await self._wakeup.wait(None if deadline is None else max(deadline - self._clock.now(), 0.0))
 
     def _perform(self, effects: Sequence[Effect]) -> None:
+        self._remember(effect.attempt for effect in effects if isinstance(effect, Released))
         self.publisher.perform(effects)
         self._measures.count(effects)
         if effects:
             self._tell_watchers()
+
+    def _remember(self, released: Iterable[Attempt | None]) -> None:
+        for attempt in released:
+            if attempt is not None:
+                shown = AttemptViews(self.core, self.publisher, self._clock.now(), wall_time(self._clock))
+                self.ended.add(replace(shown.of(attempt), ended=True))
 
     def _tell_watchers(self) -> None:
         for watcher in self._watchers:

@@ -11,6 +11,7 @@ from services.scheduler.batch import Plan
 from services.scheduler.core import SchedulerCore
 from services.scheduler.effects import Effect, Ended, LeaseEnded, Opened
 from services.scheduler.ownership import STALE_OWNER
+from services.scheduler.sequence import Sequence
 
 _log = get_logger("scheduler")
 
@@ -21,6 +22,7 @@ class Measures:
     def __init__(self, metrics: SchedulerMetrics, core: SchedulerCore) -> None:
         self._metrics = metrics
         self._core = core
+        self._preemptions = 0
         self._ended = {reason: metrics.ended_total.labels(reason) for reason in FINISH_REASONS}
         self._step_seconds = {kind: metrics.step_seconds.labels(kind) for kind in STEP_KINDS}
         metrics.waiting.set_function(lambda: core.load().waiting_sequences)
@@ -51,8 +53,8 @@ class Measures:
             if isinstance(effect, Opened):
                 self._metrics.accepted_total.inc(len(effect.logs))
             elif isinstance(effect, Ended):
-                for end in effect.ends:
-                    self._ended[end.reason.name].inc()
+                for sequence in effect.sequences:
+                    self._count_end(sequence)
             elif isinstance(effect, LeaseEnded):
                 owner = effect.owner
                 self._metrics.leases_expired_total.inc()
@@ -70,8 +72,26 @@ class Measures:
         if prefilled:
             self._metrics.prompt_tokens_total.inc(prefilled)
         for sequence in plan.admitted:
-            if not sequence.preemptions:
+            if not sequence.admitted_at:
+                sequence.admitted_at = started_at
                 self._metrics.queue_seconds.observe(started_at - sequence.attempt.arrived_at)
+        for sequence, _ in plan.prefills:
+            if sequence.log.ids and not sequence.first_token_at:
+                sequence.first_token_at = now
+                self._metrics.prefill_seconds.observe(now - sequence.admitted_at)
+        preemptions = self._core.preemptions
+        if preemptions != self._preemptions:
+            self._metrics.preemptions_total.inc(preemptions - self._preemptions)
+            self._preemptions = preemptions
+
+    def _count_end(self, sequence: Sequence) -> None:
+        end = sequence.log.end
+        assert end is not None
+        self._ended[end.reason.name].inc()
+        if end.cached_prompt_tokens:
+            self._metrics.cached_tokens_total.inc(end.cached_prompt_tokens)
+        if sequence.first_token_at:
+            self._metrics.decode_seconds.observe(sequence.changed_at - sequence.first_token_at)
 
     def check_idle(self) -> None:
         """Checks that an idle core holds nothing. A failure is counted, then raised: nothing here can be trusted."""

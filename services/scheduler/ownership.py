@@ -98,6 +98,11 @@ class Ownership:
             message = f"the request is owned under fence {request.fence}, and this came with {submission.fence}"
             raise Superseded(message, reason=STALE_OWNER)
 
+    def fence_of(self, submission: Submission) -> int:
+        """The highest fence known of its request; its own when nothing of it is held any more."""
+        request = self._request_of(submission)
+        return request.fence if request is not None else submission.fence
+
     def add(self, attempt: Attempt, now: float) -> None:
         """It was accepted."""
         submission = attempt.submission

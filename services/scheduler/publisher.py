@@ -31,6 +31,16 @@ class _Line:
     call: Call | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class LineView:
+    """A route as operators see it: its highest generation, whether it is read, and how many logs are kept for it."""
+
+    route: Route
+    generation: int
+    read: bool
+    sequences: int
+
+
 class Publisher:
     """All routes of this scheduler."""
 
@@ -41,6 +51,18 @@ class Publisher:
     def log_sequences(self) -> int:
         """Sequences whose ids are kept."""
         return sum(len(line.logs) for line in self._lines.values())
+
+    def lines(self) -> list[LineView]:
+        """The routes that are read or have logs."""
+        return [
+            LineView(route, line.generation, line.call is not None, len(line.logs))
+            for route, line in self._lines.items()
+            if line.call is not None or line.logs
+        ]
+
+    def generation_of(self, route: Route) -> int:
+        """The highest generation seen of a route."""
+        return self._lines[route].generation if route in self._lines else 0
 
     def has_call(self, route: Route) -> bool:
         """Whether somebody reads this route."""

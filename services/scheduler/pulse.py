@@ -16,6 +16,11 @@ class Pulse:
         self._tokens = 0
         self._seconds_per_token = 0.0
 
+    @property
+    def started_at(self) -> float | None:
+        """When the running step began; None between steps."""
+        return self._started_at
+
     def begin(self, tokens: int, now: float) -> None:
         """A step starts, over this many tokens."""
         self._started_at, self._tokens = now, tokens

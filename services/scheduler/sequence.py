@@ -50,7 +50,8 @@ class Sequence:
     that prefill computes, of which `computed` are done. `decode` is the one slice it decodes with: a step's slice
     differs from the last one's by a token, and building a new one per token would cost more than the rest of planning.
     `room` is how many positions its blocks hold; `checkpoint` the output length at which something other than one more
-    token is due, so that most tokens are judged by two comparisons. `changed_at` is when it came, or ended.
+    token is due, so that most tokens are judged by two comparisons. `changed_at` is when it came, or ended;
+    `admitted_at` and `first_token_at` are the starts of the step that first ran it and of its output, 0 before.
     """
 
     attempt: Attempt
@@ -67,6 +68,8 @@ class Sequence:
     checkpoint: int = 0
     preemptions: int = 0
     changed_at: float = 0.0
+    admitted_at: float = 0.0
+    first_token_at: float = 0.0
     decode: Slice = field(init=False)
 
     def __post_init__(self) -> None:

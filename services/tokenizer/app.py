@@ -10,7 +10,7 @@ import grpc.aio
 
 from services.protocol.generation import GenerationServicer
 from services.protocol.hello import hello_of
-from services.protocol.inspection import ADMIN_SERVICES, AdminServicer, InspectionServicer
+from services.protocol.inspection import add_admin_services
 from services.protocol.model_card import load_model_card
 from services.runtime.app import Runtime
 from services.runtime.metrics import TokenizerMetrics
@@ -19,6 +19,8 @@ from services.tokenizer.config import Config
 from services.tokenizer.core import Ledger
 from services.tokenizer.encoder import Encoder
 from services.tokenizer.gateway_streams import Gateways, Readiness
+from services.tokenizer.gauges import LedgerGauges
+from services.tokenizer.inspection import TokenizerInspection
 from services.tokenizer.local import LocalRequests
 from services.tokenizer.observer import Observer
 from services.tokenizer.retention import Retention
@@ -26,8 +28,7 @@ from services.tokenizer.servicer import TokenizerServicer
 from services.tokenizer.shell import Shell
 from services.tokenizer.text_calls import TextCalls
 from services.tokenizer.upstream import SchedulerLink
-from services.tokenizer.views import LedgerGauges, views
-from tailrace.v1 import admin_pb2_grpc, generation_pb2_grpc, tokenizer_pb2_grpc
+from tailrace.v1 import generation_pb2_grpc, tokenizer_pb2_grpc
 
 PUBLIC_SERVICES = ("tailrace.v1.TokenizerService", "tailrace.v1.GenerationService")
 
@@ -58,13 +59,23 @@ class TokenizerApp:
         )
         self._gauges = LedgerGauges(self.ledger, metrics)
         self._links: dict[str, SchedulerLink] = {}
+        observer = Observer(metrics, runtime.clock)
+        self._inspection = TokenizerInspection(
+            runtime,
+            metrics,
+            hello=lambda: self._hello,
+            ledger=self.ledger,
+            links=self._links,
+            observer=observer,
+            show_content=config.show_content,
+        )
         self._shell = Shell(
             card=card,
             ledger=self.ledger,
             encoder=encoder,
             template=template,
             links=self._links,
-            observer=Observer(metrics),
+            observer=observer,
             clock=runtime.clock,
         )
         for address in config.schedulers:
@@ -94,13 +105,7 @@ class TokenizerApp:
 
     def add_to_admin(self, server: grpc.aio.Server) -> Sequence[str]:
         """Inspection and drain."""
-        inspection = InspectionServicer(
-            lambda: self._hello, lambda: views(self.ledger, self._runtime.clock.now), self.open_requests
-        )
-        admin_pb2_grpc.add_InspectionServiceServicer_to_server(inspection, server)
-        admin = AdminServicer(self._runtime.request_drain, self.open_requests)
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
-        return ADMIN_SERVICES
+        return add_admin_services(server, self._inspection, self._runtime, self.open_requests)
 
     async def serve(self) -> None:
         """Keeps routes, leases and deadlines going."""

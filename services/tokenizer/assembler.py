@@ -213,6 +213,7 @@ def _progress(entries: Iterable[Entry], now: float) -> Progressed:
             since[entry.progress_at] = since.get(entry.progress_at, 0) + 1
         else:
             entry.has_output = True
+            entry.first_output_at = now
             to_first.append(now - entry.opened_at)
         entry.progress_at = now
     return Progressed(to_first, {now - moment: count for moment, count in since.items()})

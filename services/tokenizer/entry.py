@@ -57,7 +57,9 @@ class Entry:
     attempts: list[Attempt] = field(default_factory=list)
     readers: list[Reader] = field(default_factory=list)
     accepted: bool = False
+    accepted_at: float | None = None
     has_output: bool = False
+    first_output_at: float | None = None
     aborted_at: float | None = None
     stranded_at: float | None = None
     fruitless: int = 0

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from services.protocol.events import FinishReason
+from services.protocol.inspection import EndedRequests
+from services.runtime.clock import Clock, wall_time
 from services.runtime.log import get_logger
 from services.runtime.metrics import TokenizerMetrics
 from services.tokenizer.effects import Progressed
 from services.tokenizer.entry import Entry
+from services.tokenizer.views import EntryViews
 
 _log = get_logger("tokenizer")
 
@@ -16,12 +20,15 @@ _log = get_logger("tokenizer")
 class Observer:
     """Counts and logs what happens to requests."""
 
-    def __init__(self, metrics: TokenizerMetrics) -> None:
+    def __init__(self, metrics: TokenizerMetrics, clock: Clock) -> None:
+        self.ended = EndedRequests()
         self._metrics = metrics
+        self._clock = clock
         self._ended = {reason: metrics.requests_total.labels(reason.name) for reason in FinishReason}
 
     def accepted(self, entry: Entry) -> None:
         """A scheduler has the request."""
+        entry.accepted_at = self._clock.now()
         self._metrics.accepted_total.inc()
         self._metrics.prompt_tokens_total.inc(len(entry.pinned.prompt_ids))
 
@@ -61,3 +68,5 @@ class Observer:
         released = [attempt.released_at for attempt in entry.attempts if attempt.released_at is not None]
         if entry.finished_at is not None and released:
             self._metrics.finish_to_release_seconds.observe(max(0.0, max(released) - entry.finished_at))
+        view = EntryViews(self._clock.now(), wall_time(self._clock)).of(entry)
+        self.ended.add(replace(view, ended=True))

@@ -13,7 +13,9 @@ from collections.abc import Callable, Sequence
 import grpc.aio
 
 from services.protocol.hello import Hello, from_wire, mismatch
+from services.protocol.hop import Hop
 from services.protocol.sender import SUSPECT_S, Wakeup
+from services.protocol.views import HopView, RouteKey
 from services.runtime.client import connect, open_stream
 from services.runtime.clock import Clock
 from services.runtime.errors import Unavailable, from_rpc_error
@@ -85,6 +87,8 @@ class SchedulerLink:
         self._scheduler = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
         self._text_channels = [connect(detokenizer) for detokenizer in detokenizers]
         self._generation = 0
+        self._text_hop, self._load_hop = Hop(clock, self.why_not), Hop(clock)
+        self._peer: Hello | None = None
         self._broken: str | None = None
         self._unreachable_since: float | None = None
         self._aborts: dict[int, None] = {}
@@ -109,6 +113,15 @@ class SchedulerLink:
             _log.warning("left without releasing", scheduler=self.address, attempts=len(self._releases))
         for channel in (self._channel, *self._text_channels):
             await channel.close()
+
+    def hops(self) -> tuple[HopView, HopView]:
+        """Its two long-lived streams, for operators: the route's text, and the scheduler's load."""
+        route = RouteKey(tokenizer=self._name, tokenizer_epoch=self._hello.epoch, generation=self._generation)
+        detokenizer = self._detokenizers[(self._generation - 1) % len(self._detokenizers)]
+        return (
+            self._text_hop.view("text", detokenizer, scheduler=self.address, hello=self._peer, route=route),
+            self._load_hop.view("load", self.address),
+        )
 
     # -- unary calls
 
@@ -205,17 +218,23 @@ class SchedulerLink:
         while True:
             try:
                 await self._hold_lease(backoff)
-            except (TimeoutError, grpc.aio.AioRpcError) as error:
-                _log.debug("lease lost", scheduler=self.address, why=str(error))
+                self._load_hop.lost("it ended the stream")
+            except TimeoutError:
+                self._load_hop.lost(f"silent for {SUSPECT_S:g} s")
+            except grpc.aio.AioRpcError as error:
+                self._load_hop.lost(from_rpc_error(error).message)
             await asyncio.sleep(backoff.next())
 
     async def _hold_lease(self, backoff: Backoff) -> None:
         request = scheduler_pb2.StreamLoadRequest(tokenizer=self._name, tokenizer_epoch=self._hello.epoch)
         loop = asyncio.get_running_loop()
+        self._load_hop.called()
         async with open_stream(lambda: self._scheduler.StreamLoad(request)) as call:
             async with asyncio.timeout(SUSPECT_S) as silence:
                 async for response in call:
                     silence.reschedule(loop.time() + SUSPECT_S)
+                    self._load_hop.opened()
+                    self._load_hop.heard()
                     backoff.reset()
                     if response.HasField("load"):
                         load = response.load
@@ -266,6 +285,7 @@ class SchedulerLink:
     async def _follow(self, stub: detokenizer_pb2_grpc.DetokenizerServiceAsyncStub) -> str:
         """One call from its opening to its end; returns why it ended."""
         self._generation += 1
+        self._text_hop.called()
         self._broken = None
         try:
             async with open_stream(lambda: stub.StreamText(self._route())) as call:
@@ -284,6 +304,7 @@ class SchedulerLink:
             route: RouteCall | None = None
             async for response in call:
                 silence.reschedule(loop.time() + SUSPECT_S)
+                self._text_hop.heard()
                 if route is not None:
                     self._take(route, response.batch)
                 else:
@@ -307,7 +328,7 @@ class SchedulerLink:
             why = mismatch(self._hello, theirs)
             if why is not None:
                 raise _CallBroken(f"{who} does not fit: {why}")
-        self.context_length = scheduler.context_length
+        self.context_length, self._peer = scheduler.context_length, scheduler
         self._unreachable_since = None
         self._metrics.route_opens_total.inc()
         self._perform(self._attempts.route_opened(self.address, scheduler.epoch, self._clock.now()))
@@ -348,6 +369,10 @@ class SchedulerLink:
             return
         self._metrics.routes_ready.inc(int(live) - int(self.live))
         self.live, self.why_not = live, why_not
+        if live:
+            self._text_hop.opened()
+        else:
+            self._text_hop.lost(why_not)
         self._on_change()
 
 

@@ -150,9 +150,12 @@ class Stand:
                 status = (await asyncio.wait_for(call.read(), WAIT_S)).status
                 yield health_pb2.HealthCheckResponse.ServingStatus.Name(status)
 
-    async def views(self) -> list[admin_pb2.RequestView]:
-        response = await self.inspection.ListRequests(admin_pb2.ListRequestsRequest())
+    async def views(self, **which: Any) -> list[admin_pb2.RequestView]:
+        response = await self.inspection.ListRequests(admin_pb2.ListRequestsRequest(**which))
         return list(response.requests)
+
+    async def process_view(self) -> admin_pb2.ProcessView:
+        return (await self.inspection.ListRequests(admin_pb2.ListRequestsRequest(page_size=1))).process
 
     async def idle(self) -> None:
         """Returns when nothing waits or runs and the engine was told of every end."""

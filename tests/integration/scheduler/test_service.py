@@ -237,9 +237,48 @@ async def test_inspection_shows_what_is_held_and_never_prompts() -> None:
         assert (running.request_id, running.attempt_id, running.engine_phase) == ("r-1", 1, "DECODE")
         assert running.choices[0].blocks >= 1
         assert running.choices[0].cursor_token_offset >= 3
+        assert [moment.what for moment in running.moments] == ["accepted", "admitted", "first token"]
+        assert (running.route.tokenizer, running.route.generation) == ("tokenizer-1", 1)
         assert (ended.engine_phase, ended.choices[0].log_token_offset) == ("ENDED", 1)
+        assert (ended.moments[-1].what, ended.choices[0].finish_reason) == ("ended", "LENGTH")
         await stand.release(1, 2)
         assert await stand.views() == []
+        assert [view.attempt_id for view in await stand.views(include_ended=True)] == [1, 2]
+
+
+async def test_inspection_is_answered_while_a_step_runs() -> None:
+    async with scheduler(fake_prefill_us_per_token=5_000.0) as stand, stand.tokens() as reader:
+        await stand.submit(1, prompt_ids=[20] * 200)
+        while (view := await stand.process_view()).scheduler.step_ms < 50:
+            assert not reader.ids
+        assert (view.scheduler.running, view.scheduler.stalled) == (1, False)
+        await reader.read_ends(1)
+
+
+async def test_a_queued_attempt_says_what_it_waits_for() -> None:
+    async with scheduler(fake_pace_ms=5.0, kv_tokens=64, max_running=2) as stand, stand.tokens() as reader:
+        await stand.submit(1, prompt_ids=[20] * 30, max_tokens=30)
+        await stand.submit(2, prompt_ids=[20] * 30, max_tokens=30)
+        await reader.read_until(lambda r: len(r.ids[1, 0]) > 2)
+        _, waiting = await stand.views()
+        assert (waiting.engine_phase, waiting.waits_for) == ("WAITING", "BLOCKS")
+        await reader.read_ends(1, 2)
+
+
+async def test_inspection_pages_through_what_matches() -> None:
+    async with scheduler(fake_pace_ms=5.0) as stand, stand.tokens():
+        for attempt_id in range(1, 6):
+            await stand.submit(attempt_id, max_tokens=4000)
+        first = await stand.inspection.ListRequests(admin_pb2.ListRequestsRequest(page_size=3))
+        rest = await stand.inspection.ListRequests(
+            admin_pb2.ListRequestsRequest(page_size=3, page_token=first.next_page_token)
+        )
+        assert [view.attempt_id for view in (*first.requests, *rest.requests)] == [1, 2, 3, 4, 5]
+        assert (first.total, rest.next_page_token) == (5, "")
+        assert not await stand.views(phase="ENDED")
+        one = await stand.inspection.GetRequest(admin_pb2.GetRequestRequest(attempt_id=4))
+        assert one.request.attempt_id == 4
+        await stand.release(1, 2, 3, 4, 5)
 
 
 async def test_draining_refuses_new_work_finishes_the_open_and_exits_clean() -> None:

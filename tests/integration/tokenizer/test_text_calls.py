@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import grpc
 import pytest
 
 from services.runtime.errors import InvalidRequest, from_rpc_error
 from tailrace.v1 import admin_pb2, common_pb2, generation_pb2
-from tests.integration.tokenizer.conftest import System
+from tests.integration.tokenizer.conftest import System, started
 
 Message = generation_pb2.ChatMessage
 
@@ -83,7 +85,30 @@ async def test_inspection_shows_an_open_request_and_never_its_text(system: Syste
     assert (view.request_id, view.caller_phase, view.engine_phase) == ("r-1", "OPEN", "RUNNING")
     assert view.choices[0].log_token_offset == 2
     assert view.choices[0].log_text_offset == 2
+    assert [moment.what for moment in view.moments] == ["opened", "accepted", "first token", "last token"]
+    assert (view.attempts, view.prompt_tokens) == (1, 7)
+    assert [list(reader.token_offsets) for reader in view.readers] == [[2]]
+    assert {(hop.what, hop.up) for hop in response.process.hops} == {("text", True), ("load", True)}
     assert "secret" not in str(response)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await system.inspection.GetRequest(admin_pb2.GetRequestRequest(request_id="r-1", show_content=True))
+    assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
     call.cancel()
     await system.until_idle()
-    assert (await system.inspection.ListRequests(admin_pb2.ListRequestsRequest())).total == 0
+    everything = await system.inspection.ListRequests(admin_pb2.ListRequestsRequest(include_ended=True))
+    assert everything.total == 0
+    [ended] = everything.requests
+    assert (ended.request_id, ended.caller_phase, ended.engine_phase, ended.ended) == ("r-1", "GONE", "RELEASED", True)
+
+
+async def test_an_operator_sees_prompt_and_output_only_where_that_is_allowed(tiny_model: Path) -> None:
+    async with started(tiny_model, show_content=True) as system:
+        call = system.generation.Generate(generation_pb2.GenerateRequest(request_id="r-1", text="secret"))
+        await call.read()
+        system.engine.tokens(system.engine.submits[0].attempt_id, [(5, "é"), (6, "b")])
+        await call.read()
+        asked = admin_pb2.GetRequestRequest(request_id="r-1", show_content=True)
+        content = (await system.inspection.GetRequest(asked)).content
+        assert (content.prompt, list(content.outputs)) == ("secret", ["éb"])
+        call.cancel()
+        await system.until_idle()

@@ -8,6 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from services.detokenizer.route import MAX_UNSENT_BATCHES, Route
+from services.protocol.views import RouteKey
 from services.runtime.errors import Unavailable
 from services.runtime.metrics import DetokenizerMetrics
 from tailrace.v1 import detokenizer_pb2, scheduler_pb2
@@ -68,7 +69,8 @@ def tokens() -> Tokens:
 
 def a_route(tokens: Tokens) -> Route:
     metrics = DetokenizerMetrics(CollectorRegistry())
-    return Route(tokens, vocabulary_of(byte_level()), metrics, lambda: None)  # type: ignore[arg-type]  # what it needs
+    key = RouteKey(tokenizer="tokenizer", tokenizer_epoch=1, generation=1)
+    return Route(key, tokens, vocabulary_of(byte_level()), metrics, lambda: None)  # type: ignore[arg-type]  # what it needs
 
 
 async def test_what_comes_while_the_reader_is_slow_is_one_row_of_the_next_message(tokens: Tokens) -> None:

@@ -1,0 +1,61 @@
+"""Where a long-lived stream from another process stands, as its receiver knows it: for operators, not for decisions."""
+
+from __future__ import annotations
+
+from services.protocol.hello import Hello
+from services.protocol.views import HopView, RouteKey
+from services.runtime.clock import Clock
+
+
+class Hop:
+    """One stream's ups and downs. `heard` is called per message, so it does next to nothing."""
+
+    __slots__ = ("_changed_at", "_clock", "_heard_at", "calls", "up", "why_not")
+
+    def __init__(self, clock: Clock, why_not: str = "not called yet") -> None:
+        self._clock = clock
+        self._changed_at = self._heard_at = clock.now()
+        self.calls = 0
+        self.up = False
+        self.why_not = why_not
+
+    def called(self) -> None:
+        """A new call was made."""
+        self.calls += 1
+
+    def heard(self) -> None:
+        """A message came."""
+        self._heard_at = self._clock.now()
+
+    def opened(self) -> None:
+        """The call is up."""
+        self._move(True, "")
+
+    def lost(self, why: str) -> None:
+        """The call is over, or can't be used."""
+        self._move(False, why)
+
+    def view(
+        self, what: str, sender: str, *, scheduler: str = "", hello: Hello | None = None, route: RouteKey | None = None
+    ) -> HopView:
+        """What operators see of it."""
+        now = self._clock.now()
+        return HopView(
+            what=what,
+            sender=sender,
+            scheduler=scheduler,
+            hello=hello,
+            up=self.up,
+            why_not=self.why_not,
+            since_ms=round((now - self._changed_at) * 1000),
+            silent_ms=round((now - self._heard_at) * 1000),
+            route=route,
+            calls=self.calls,
+        )
+
+    def _move(self, up: bool, why_not: str) -> None:
+        if up is not self.up:
+            self._changed_at = self._clock.now()
+        if up:
+            self._heard_at = self._clock.now()
+        self.up, self.why_not = up, why_not
