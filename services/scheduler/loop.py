@@ -56,7 +56,7 @@ class StepLoop:
         self._thread = thread
         self.closed = False
         self._wakeup = Wakeup()
-        self._watchers: set[Callable[[], None]] = set()
+        self._watchers: dict[Callable[[], None], None] = {}
 
     def submit(self, submission: Submission) -> None:
         """Accepts an attempt. Raises like SchedulerCore.submit."""
@@ -132,11 +132,11 @@ class StepLoop:
     @contextmanager
     def watching(self, watcher: Callable[[], None]) -> Iterator[None]:
         """Meanwhile, calls `watcher` whenever something has changed: a step, an event, a call that ended."""
-        self._watchers.add(watcher)
+        self._watchers[watcher] = None
         try:
             yield
         finally:
-            self._watchers.discard(watcher)
+            self._watchers.pop(watcher, None)
 
     async def run(self) -> None:
         """Steps until cancelled. An exception is a bug of ours and ends the process: its accounts can't be trusted."""
