@@ -15,6 +15,8 @@ VENV        ?= .venv
 PY          ?= $(VENV)/bin/python
 PYTEST_ARGS ?=
 FUZZ_S      ?= 60
+SIM_SEEDS   ?= 10000
+SIM_FROM    ?= 0
 FUZZ_ARGS   ?=
 BENCH_ARGS  ?=
 CHAOS_ARGS  ?=
@@ -38,7 +40,7 @@ BUF_READY   := build/node/.buf-$(BUF_VERSION)
 
 say = @printf '\033[1m==> %s\033[0m\n' $(1)
 
-.PHONY: help setup proto model run test test-fast test-text test-nightly fuzz chaos check lint format type imports proto-lint proto-breaking docker-lint up down bench clean
+.PHONY: help setup proto model run test test-fast test-text test-nightly fuzz chaos sim check lint format type imports proto-lint proto-breaking docker-lint up down bench clean
 
 help: ## this list
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} \
@@ -92,6 +94,9 @@ test-nightly: setup proto model ## the same laws over 100,000 sequences and more
 
 fuzz: setup proto ## random and mutated outputs against the definition of text, for FUZZ_S=60 seconds; kept in build/fuzz
 	@$(PY) -m tests.fuzz --seconds $(FUZZ_S) $(FUZZ_ARGS)
+
+sim: setup proto ## SIM_SEEDS=10000 plans of trouble from SIM_FROM=0 on, simulated on virtual time; a table of what they reached
+	@$(PY) -m tests.simulation --seeds $(SIM_SEEDS) --from $(SIM_FROM)
 
 chaos: setup proto model ## 200 streams while every service is killed and stopped, ten times over; build/chaos/report.json
 	@$(PY) -m tests.chaos $(CHAOS_ARGS)

@@ -1,0 +1,86 @@
+"""Whether a caller's fate has a reason in the plan: an end that nobody caused is a broken promise too."""
+
+from __future__ import annotations
+
+from services.protocol.events import ErrorCode, Finish, FinishReason
+from tests.simulation.caller import Caller
+from tests.simulation.plan import Plan
+from tests.simulation.request import Behaviour
+
+DEADLINE_SLACK_S = 0.5
+"""We end a little before a call's own deadline."""
+
+
+def unexcused(caller: Caller, plan: Plan) -> str:
+    """What happened to a caller without a cause; empty when all is well."""
+    outcome, behaviour = caller.outcome, caller.behaviour
+    assert outcome is not None
+    for finish in caller.answer.finishes:
+        if why := _unexcused_finish(finish, caller, plan):
+            return why
+    shown = f"{outcome.kind} with {outcome.code} {outcome.message!r}"
+    match outcome.kind:
+        case "refused":
+            return "" if _may_be_refused(outcome.code, behaviour, plan) else f"{shown}, for no reason"
+        case "cut":
+            excused = bool(plan.faults or behaviour.deadline_s or behaviour.stops_reading_for)
+            return "" if excused else f"{shown}, for no reason"
+        case "lost":
+            return "" if _may_be_lost(outcome.code, behaviour, plan) else f"{shown}, for no reason"
+        case _:
+            return ""
+
+
+def _unexcused_finish(finish: Finish, caller: Caller, plan: Plan) -> str:
+    request = caller.behaviour.request
+    match finish.reason:
+        case FinishReason.STOP | FinishReason.LENGTH:
+            return ""
+        case FinishReason.ABORTED:
+            excused = _aborted(caller, plan) or _happened(plan, "drain")
+            return "" if excused else "ABORTED, and nobody aborted it"
+        case FinishReason.DEADLINE:
+            limits = [limit for limit in (request.timeout_s, caller.behaviour.deadline_s) if limit]
+            took_s = caller.ended_at - caller.asked_at
+            early = not limits or took_s < min(limits) / 2 - DEADLINE_SLACK_S
+            return f"DEADLINE after {took_s:.2f} s" if early else ""
+        case FinishReason.ERROR:
+            assert finish.error is not None
+            excused = finish.error.code is ErrorCode.ENGINE_LOST and bool(plan.faults)
+            return "" if excused else f"{finish.error}, for no reason"
+
+
+def _may_be_refused(code: str, behaviour: Behaviour, plan: Plan) -> bool:
+    labelled = bool(behaviour.request.request_id)
+    match code:
+        case "UNAVAILABLE" | "CANCELLED" | "FAILED_PRECONDITION":
+            return bool(plan.faults)
+        case "RESOURCE_EXHAUSTED":
+            return plan.shape.max_waiting < 8 or plan.shape.max_open < 8
+        case "INVALID_ARGUMENT":
+            return behaviour.request.n > plan.shape.max_running + plan.shape.max_waiting
+        case "ALREADY_EXISTS":
+            return labelled
+        case "ABORTED":
+            return labelled or behaviour.aborts_after is not None
+        case "DEADLINE_EXCEEDED":
+            return bool(plan.faults or behaviour.deadline_s or behaviour.request.timeout_s)
+        case _:
+            return False
+
+
+def _may_be_lost(code: str, behaviour: Behaviour, plan: Plan) -> bool:
+    if code == "UNIMPLEMENTED":
+        return behaviour.door.startswith("gateway")
+    return bool(plan.faults or code == "NOT_FOUND")
+
+
+def _aborted(caller: Caller, plan: Plan) -> bool:
+    """Whether somebody aborted its label."""
+    label = caller.behaviour.request.request_id
+    aborting = [other for other in plan.callers if other.aborts_after is not None]
+    return any(other is caller.behaviour or (label and label == other.request.request_id) for other in aborting)
+
+
+def _happened(plan: Plan, kind: str) -> bool:
+    return any(fault.kind == kind for fault in plan.faults)

@@ -1,0 +1,41 @@
+"""The model directory of the simulation: a small vocabulary whose words, bytes and special tokens split characters."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from services.text.vocabulary import Vocabulary
+from tests.unit.detokenizer.small_tokenizers import byte_level, vocabulary_of
+
+CONTEXT_LENGTH = 256
+EOS = "</s>"
+
+
+@cache
+def directory() -> Path:
+    """Written once per process; it is all that a service reads."""
+    path = Path(tempfile.mkdtemp(prefix="tailrace-simulation-")) / "small"
+    path.mkdir()
+    (path / "tokenizer.json").write_text(byte_level().to_str())
+    config = {
+        "vocab_size": byte_level().get_vocab_size(),
+        "max_position_embeddings": CONTEXT_LENGTH,
+        "eos_token_id": eos_id(),
+    }
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+def vocabulary() -> Vocabulary:
+    """The bytes of each id."""
+    return vocabulary_of(byte_level())
+
+
+def eos_id() -> int:
+    """The end-of-text id."""
+    found = byte_level().token_to_id(EOS)
+    assert found is not None
+    return found
