@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from kernels.paged_attention.plan import AttentionPlan, Span, plan_attention
@@ -16,11 +19,12 @@ def paged_attention(
     values: torch.Tensor,
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
-    plan: AttentionPlan,
+    plan: Any,
     *,
     scale: float | None = None,
     window: int | None = None,
     softcap: float | None = None,
+    compute: Callable[..., torch.Tensor] = paged_attention_reference,
 ) -> torch.Tensor:
     """Returns (rows, heads, head_dim): each row attends to its sequence's positions up to its own.
 
@@ -29,6 +33,8 @@ def paged_attention(
 
     The score of a pair is s = `scale` * query · key, by default with scale head_dim^-½; with `softcap` it becomes
     softcap * tanh(s / softcap). With `window` a row sees so many positions, its own included, and none before.
+
+    `plan` is the one that `compute` asks for: by `plan_attention` for the reference.
     """
     rows, heads, head_dim = query.shape
     if keys.shape != values.shape or keys.shape[0] != rows or keys.shape[2] != head_dim or heads % keys.shape[1]:
@@ -38,4 +44,4 @@ def paged_attention(
     if (window is not None and window < 1) or (softcap is not None and softcap <= 0):
         raise ValueError(f"window is {window} and softcap {softcap}; each must be positive or None")
     scores = Scores(head_dim**-0.5 if scale is None else scale, window, softcap)
-    return paged_attention_reference(query, keys, values, key_cache, value_cache, plan, scores)
+    return compute(query, keys, values, key_cache, value_cache, plan, scores)
