@@ -3,12 +3,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import pytest
+
 from gateway.answer import RemoteAnswer
 from gateway.core import EventRows, Stream, StreamTable
 from gateway.slow_readers import SlowReaders
 from gateway.waker import PAUSE_S_MAX, Waker
 from services.protocol.events import Completed, Delta, Finish, FinishReason, Usage
 from services.protocol.sender import Wakeup
+from services.runtime.errors import Unavailable
 
 
 class HandClock:
@@ -93,6 +96,20 @@ async def test_a_reader_ends_after_the_completion() -> None:
     apply(table, answer, END)
     assert (await anext(batches))[-1] == Completed(Usage(1, 0, 0))
     assert await anext(batches, None) is None
+
+
+async def test_a_reader_that_was_behind_when_its_stream_was_cut_gets_the_rest_and_then_the_reason() -> None:
+    table = StreamTable()
+    answer = answer_on(table)
+    batches = answer.batches()
+    apply(table, answer, rows_of("a", 0))
+    assert await anext(batches) == [Delta(0, "a", [0], 1, 1, [])]
+    apply(table, answer, rows_of("b", 1))
+    answer.stream.cut_off(Unavailable("the tokenizer was restarted"))
+    answer.stream.wake()
+    assert await anext(batches) == [Delta(0, "b", [1], 2, 2, [])]
+    with pytest.raises(Unavailable, match="was restarted"):
+        await asyncio.wait_for(anext(batches), 1)
 
 
 async def test_a_reader_that_does_not_come_back_is_evicted_after_the_timeout() -> None:
