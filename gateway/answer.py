@@ -40,8 +40,8 @@ class RemoteAnswer:
         stream = self.stream
         self.evict = self.evict or _cancel_this_task()
         while not stream.cursor.done:
-            # A writer that comes back from a write waits for its moment too, though there may be news: see waker.py. But
-            # nothing comes after a cut, which wakes once: whoever was behind then takes the rest, and then the reason.
+            # A writer that comes back from a write waits for its moment too, though there may be news: see waker.py.
+            # But a cut wakes once and nothing comes after it: whoever was behind takes the rest, and then the reason.
             if stream.cut is None:
                 self.waiting = True
                 await self._wakeup.wait()
