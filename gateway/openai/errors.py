@@ -97,6 +97,6 @@ def failure_of(finish: Finish) -> TailraceError | None:
 
 
 def _error_of(failure: Failure) -> TailraceError:
-    if failure.code is ErrorCode.ENGINE_LOST:
+    if failure.code in (ErrorCode.ENGINE_LOST, ErrorCode.QUEUE_TIMEOUT):
         return Unavailable(failure.message, reason=failure.code.name)
     return InternalError(failure.message, reason=failure.code.name)

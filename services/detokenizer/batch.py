@@ -22,6 +22,14 @@ class SequenceStart:
     plan: TextPlan
 
 
+@dataclass(frozen=True, slots=True)
+class SequencePrompt:
+    """A sequence's prompt has been computed."""
+
+    sequence: int
+    cached_prompt_tokens: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceEnd:
     """The engine ended a sequence; `token_offset` counts its tokens, the stop token included."""
@@ -47,11 +55,12 @@ class TextFinish:
 
 
 class TextBatch:
-    """News of many sequences, in order within each: starts, rows (one entry in each column), finishes, engine ends."""
+    """News of many sequences, in order within each: starts, prompts, rows (in columns), finishes, engine ends."""
 
     __slots__ = (
         "engine_ends",
         "finishes",
+        "prompts",
         "released_attempt_ids",
         "row_tokens",
         "sequences",
@@ -65,6 +74,7 @@ class TextBatch:
 
     def __init__(self) -> None:
         self.starts: list[SequenceStart] = []
+        self.prompts: list[SequencePrompt] = []
         self.sequences: list[int] = []
         self.token_offsets: list[int] = []
         self.token_counts: list[int] = []

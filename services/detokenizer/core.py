@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Ids
 
-from services.detokenizer.batch import SequenceEnd, SequenceStart, TextBatch
+from services.detokenizer.batch import SequenceEnd, SequencePrompt, SequenceStart, TextBatch
 from services.detokenizer.sequence import Logprobs, Sequence
 from services.detokenizer.state import Phase, ProtocolError
 from services.text.vocabulary import Vocabulary
@@ -33,6 +33,12 @@ class Core:
         self._sequences[start.sequence] = Sequence(self._vocabulary, start)
         self._attempts.setdefault(start.attempt_id, []).append(start.sequence)
         self._batch.starts.append(start)
+
+    def prompt(self, prompt: SequencePrompt) -> None:
+        """A sequence's prompt has been computed. Passed on at once: its row, which follows, makes a batch of it."""
+        if prompt.sequence not in self._sequences:
+            raise self._misplaced(prompt.sequence, 0)
+        self._batch.prompts.append(prompt)
 
     def column(self, numbers: Iterable[int], token_offsets: Iterable[int], ids: Iterable[int]) -> None:
         """One token each for many sequences: `tokens` for what nearly every step brings, as one loop without a call.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from services.detokenizer.batch import MAX_ROW_IDS, SequenceEnd, SequenceStart, TextBatch, TextFinish
+from services.detokenizer.batch import MAX_ROW_IDS, SequenceEnd, SequencePrompt, SequenceStart, TextBatch, TextFinish
 from services.detokenizer.core import Core
 from services.detokenizer.plan import TextPlan
 from services.detokenizer.sequence import Logprobs
@@ -30,6 +30,8 @@ def read_batch(pb: scheduler_pb2.TokenBatch, core: Core) -> None:
     """Gives the core everything that a batch says, in the order that the contract fixes. Raises ProtocolError."""
     for start in pb.starts:
         core.start(_read_start(start))
+    for prompt in pb.prompts:
+        core.prompt(SequencePrompt(prompt.sequence, prompt.cached_prompt_tokens))
     if pb.sequences:
         _read_rows(pb, core)
     for end in pb.ends:
@@ -46,6 +48,10 @@ def write_batch(batch: TextBatch) -> detokenizer_pb2.StreamTextResponse:
             starts=[
                 detokenizer_pb2.TextStart(sequence=start.sequence, attempt_id=start.attempt_id, choice=start.choice)
                 for start in batch.starts
+            ],
+            prompts=[
+                scheduler_pb2.SequencePrompt(sequence=prompt.sequence, cached_prompt_tokens=prompt.cached_prompt_tokens)
+                for prompt in batch.prompts
             ],
             sequences=batch.sequences,
             token_offsets=batch.token_offsets,

@@ -26,6 +26,7 @@ class ErrorCode(Enum):
     ENGINE_LOST = 4
     INTEGRITY = 5
     SLOW_READER = 6
+    QUEUE_TIMEOUT = 7
 
 
 class AbortOutcome(Enum):

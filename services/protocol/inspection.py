@@ -177,11 +177,16 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
 
 
 def add_admin_services(
-    server: grpc.aio.Server, inspected: Inspected, runtime: Runtime, open_requests: Callable[[], int]
+    server: grpc.aio.Server,
+    inspected: Inspected,
+    runtime: Runtime,
+    open_requests: Callable[[], int],
+    admin: AdminServicer | None = None,
 ) -> tuple[str, ...]:
-    """Both services of the operators' port; returns their full names."""
+    """Both services of the operators' port; returns their full names. `admin` where it can do more than drain."""
     admin_pb2_grpc.add_InspectionServiceServicer_to_server(InspectionServicer(inspected), server)
-    admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(runtime.request_drain, open_requests), server)
+    admin = admin or AdminServicer(runtime.request_drain, open_requests)
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
     return ADMIN_SERVICES
 
 

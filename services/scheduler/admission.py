@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from services.runtime.error_tree import InvalidRequest, Overloaded
 from services.scheduler.engine.api import EngineInfo
+from services.scheduler.policy import FIRST_COME, Policy
 from services.scheduler.submission import Submission
 
 RETRY_S_MIN = 0.1
@@ -24,7 +25,7 @@ class Limits:
     At most `max_running` sequences share a step of at most `max_step_tokens` tokens; `max_waiting` more may be open.
     `max_held` bounds all sequences that are remembered, ended but not yet released ones included. Tombstones go after
     `tombstone_ttl_s`, or, the oldest first, when there are more than `max_tombstones`. A tokenizer of which
-    nothing is heard for `lease_grace_s` loses its attempts.
+    nothing is heard for `lease_grace_s` loses its attempts. What has waited for `queue_timeout_s` without a token ends.
     """
 
     max_running: int = 256
@@ -34,6 +35,9 @@ class Limits:
     max_tombstones: int = 65536
     tombstone_ttl_s: float = 300.0
     lease_grace_s: float = 60.0
+    queue_timeout_s: float = 300.0
+    policy: Policy = FIRST_COME
+    prefix_cache: bool = True
 
     def __post_init__(self) -> None:
         if self.max_running < 1 or self.max_waiting < 0:

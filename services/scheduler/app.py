@@ -20,7 +20,7 @@ from services.scheduler.engine_thread import EngineThread
 from services.scheduler.inspection import SchedulerInspection
 from services.scheduler.loop import StepLoop
 from services.scheduler.publisher import Publisher
-from services.scheduler.servicer import SchedulerServicer, Serving
+from services.scheduler.servicer import SchedulerAdminServicer, SchedulerServicer, Serving
 from tailrace.v1 import scheduler_pb2_grpc
 
 SERVICE = "tailrace.v1.SchedulerService"
@@ -46,7 +46,8 @@ class SchedulerApp:
     def add_to_admin(self, server: grpc.aio.Server) -> Sequence[str]:
         """For operators."""
         inspection = SchedulerInspection(self._runtime, self._metrics, lambda: self._serving)
-        return add_admin_services(server, inspection, self._runtime, self.open_requests)
+        admin = SchedulerAdminServicer(self._loaded, self._runtime.request_drain, self.open_requests)
+        return add_admin_services(server, inspection, self._runtime, self.open_requests, admin)
 
     async def serve(self) -> None:
         """Loads the engine, while health already answers, then steps until cancelled."""

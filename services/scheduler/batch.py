@@ -1,21 +1,28 @@
 """Continuous batching: which sequences run in the next step, for how many ids, in which blocks.
 
 Sequences join and leave at every step. Decoding ones go first, one token each; what is left of the step's token budget
-goes to prefills, first come first served, in chunks. When the pool runs dry the latest arrival gives its blocks back
-and waits at the front, to be computed again with its output so far: nobody who reads its output can tell.
+goes to prefills, in the order of their ranks, in chunks. When the pool runs dry the last in that order gives its blocks
+back and waits, to be computed again with its output so far: nobody who reads its output can tell.
+
+What the prefix cache knows of a prompt is not computed again. A sequence whose next block is just being computed for
+another one (a sibling choice, an equal prompt) is passed over until it is there.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 
 from services.scheduler.admission import Limits
 from services.scheduler.engine.api import SamplingSpec, SequenceKey, Slice
-from services.scheduler.kv.pool import BlockPool
+from services.scheduler.kv.prefix_cache import Node, PrefixCache
 from services.scheduler.sequence import Sequence
 from services.scheduler.state import SequenceEvent, SequencePhase
+from services.scheduler.waiting import Waiting
+
+LOOK_AHEAD = 64
+"""Waiting sequences that a step looks at beyond those that it admits; the rest must wait for their turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +51,10 @@ class Plan:
 class Batch:
     """The waiting and the running sequences, and the blocks they hold."""
 
-    def __init__(self, pool: BlockPool, block_size: int, limits: Limits) -> None:
-        self.pool = pool
-        self.block_size = block_size
-        self.waiting: deque[Sequence] = deque()
+    def __init__(self, cache: PrefixCache, limits: Limits) -> None:
+        self.cache = cache
+        self.block_size = cache.block_size
+        self.waiting = Waiting()
         self.prefilling: dict[SequenceKey, Sequence] = {}
         self.decoding: dict[SequenceKey, Sequence] = {}
         self.preemptions = 0
@@ -69,13 +76,14 @@ class Batch:
         """What the first one waiting waits for: a place in the BATCH, free BLOCKS, or its TURN in the next step."""
         if self.running >= self._limits.max_running:
             return "BATCH"
-        if self.waiting and self.running and self.pool.free < self._blocks_for(self.waiting[0]) + self.running:
+        first = next(iter(self.waiting), None)
+        if first is not None and not self._fits(first, self._find(first)):
             return "BLOCKS"
         return "TURN"
 
     def enqueue(self, sequence: Sequence) -> None:
-        """A new sequence waits at the end."""
-        self.waiting.append(sequence)
+        """A new sequence waits."""
+        self.waiting.add(sequence)
 
     def withdraw(self, sequence: Sequence) -> None:
         """Takes a sequence out of all further steps. Its blocks stay its own until `vacate`."""
@@ -86,9 +94,16 @@ class Batch:
         else:
             del self.decoding[sequence.log.key]
 
-    def vacate(self, sequence: Sequence) -> None:
-        """Frees the blocks of a running sequence that was withdrawn; no step may be using them any more."""
-        self.pool.give_back(sequence.clear())
+    def vacate(self, sequence: Sequence, *, sound: bool = True) -> None:
+        """Frees the blocks of a running sequence that was withdrawn; no step may be using them any more.
+
+        What it computed goes on being known, unless that is not `sound`.
+        """
+        if not sound:
+            self.cache.forget_of(sequence.log.key, sequence.path)
+        elif sequence.phase is SequencePhase.DECODE:
+            self._share(sequence, sequence.decode.start)
+        self.cache.let_go(sequence.path, sequence.clear())
         self._closes.append(sequence.log.key)
 
     def plan(self) -> Plan:
@@ -100,8 +115,8 @@ class Batch:
         plan.samples = plan.tokens = len(plan.slices)
         for sequence in self.prefilling.values():
             self._add_prefill(plan, sequence)
-        while self._may_admit(plan):
-            self._add_prefill(plan, self._admit(plan))
+        if self.waiting:
+            self._admit_waiting(plan)
         return plan
 
     def advance(self, plan: Plan) -> None:
@@ -109,6 +124,7 @@ class Batch:
         for sequence, tokens in plan.prefills:
             if sequence.log.key in self.prefilling:
                 sequence.computed += tokens
+                self._share(sequence, sequence.computed)
                 if sequence.computed == len(sequence.pending):
                     sequence.start_decode()
                     self.decoding[sequence.log.key] = self.prefilling.pop(sequence.log.key)
@@ -116,20 +132,23 @@ class Batch:
     def check_integrity(self, leaving: Iterable[Sequence]) -> None:
         """Raises AssertionError when the queues or the pool's accounts are wrong."""
         running = [*self.prefilling.values(), *self.decoding.values(), *leaving]
-        assert all(not sequence.blocks for sequence in self.waiting)
+        self.waiting.check_integrity()
         assert all(len(sequence.blocks) * self.block_size == sequence.room for sequence in running)
-        keys = [sequence.log.key for sequence in self.waiting]
-        assert keys == sorted(keys), "the waiting ones are out of order"
-        self.pool.check_integrity(sequence.blocks for sequence in running)
+        self.cache.check_integrity((sequence.path, sequence.blocks) for sequence in running)
+
+    # Blocks
 
     def _grow(self) -> None:
-        """Gives each decoding sequence the block it needs next, the earliest arrivals first."""
+        """Gives each decoding sequence the block it needs next, in the order of service."""
         short = [s for s in self.decoding.values() if s.decode.start >= s.room]
-        for sequence in sorted(short, key=lambda s: s.log.key):
-            while sequence.phase is SequencePhase.DECODE and not self.pool.free:
-                self._preempt(max([*self.decoding.values(), *self.prefilling.values()], key=lambda s: s.log.key))
+        for sequence in sorted(short, key=lambda s: s.rank):
             if sequence.phase is SequencePhase.DECODE:
-                sequence.add_blocks(self.pool.take(1), self.block_size)
+                # All of its blocks are full now.
+                self._share(sequence, sequence.decode.start)
+            while sequence.phase is SequencePhase.DECODE and not self.cache.available:
+                self._preempt(max([*self.decoding.values(), *self.prefilling.values()], key=lambda s: s.rank))
+            if sequence.phase is SequencePhase.DECODE:
+                sequence.add_blocks(self.cache.take(1), self.block_size)
 
     def _preempt(self, sequence: Sequence) -> None:
         self.withdraw(sequence)
@@ -137,26 +156,77 @@ class Batch:
         sequence.move(SequenceEvent.PREEMPT)
         sequence.preemptions += 1
         self.preemptions += 1
-        # The latest running one still came before all that wait.
-        self.waiting.appendleft(sequence)
+        self.waiting.add(sequence)
 
-    def _may_admit(self, plan: Plan) -> bool:
-        """Whether the first one waiting gets in. A block per running one is left, so that it isn't the next victim."""
-        if not self.waiting or plan.tokens >= self._limits.max_step_tokens or self.running >= self._limits.max_running:
-            return False
-        return not self.running or self.pool.free >= self._blocks_for(self.waiting[0]) + self.running
+    def _share(self, sequence: Sequence, computed: int) -> None:
+        """Lets others use the blocks that its first `computed` positions fill."""
+        path, size = sequence.path, self.block_size
+        while (number := len(path)) < computed // size and self.cache.may_extend(path):
+            ids = sequence.ids(number * size, (number + 1) * size)
+            block, salt = sequence.blocks[number], sequence.attempt.submission.tenant
+            sequence.blocks[number] = self.cache.share(path, salt, ids, block, sequence.log.key)
+
+    # Admitting
+
+    def _admit_waiting(self, plan: Plan) -> None:
+        """Gives places in the order of service until one doesn't fit; smaller ones must not overtake it for ever."""
+        coming = {self._next_shared(sequence, sequence.path) for sequence in self.prefilling.values()}
+        passed_over = 0
+        for sequence, path in self._candidates():
+            if not self._has_place(plan) or passed_over == LOOK_AHEAD:
+                return
+            if (block := self._next_shared(sequence, path)) is not None and block in coming:
+                passed_over += 1
+                continue
+            if not self._fits(sequence, path):
+                return
+            self._admit(plan, sequence, path)
+            coming.add(block)
+
+    def _candidates(self) -> Iterable[tuple[Sequence, list[Node]]]:
+        """Who waits, with what the cache knows of it."""
+        if not self._limits.policy.by_prefix:
+            # Looked up one by one, for usually the first one doesn't get in.
+            return ((sequence, self._find(sequence)) for sequence in self.waiting)
+        found = [(sequence, self._find(sequence)) for sequence in islice(self.waiting, LOOK_AHEAD)]
+        rank_with_prefix, size = self._limits.policy.rank_with_prefix, self.block_size
+        return sorted(found, key=lambda each: rank_with_prefix(each[0].rank, len(each[1]) * size))
+
+    def _find(self, sequence: Sequence) -> list[Node]:
+        # The last id is computed in any case: without it there are no logits to draw from.
+        most = (sequence.length - 1) // self.block_size
+        return self.cache.find(sequence.attempt.submission.tenant, sequence.ids(0, most * self.block_size), most)
+
+    def _next_shared(self, sequence: Sequence, path: list[Node]) -> Hashable:
+        """What stands for the block behind its path, the same for all who could share it; None where nobody could."""
+        start, size = len(path) * self.block_size, self.block_size
+        if not self.cache.may_extend(path) or start + size >= sequence.length:
+            return None
+        return path[-1] if path else sequence.attempt.submission.tenant, sequence.ids(start, start + size)
+
+    def _has_place(self, plan: Plan) -> bool:
+        return plan.tokens < self._limits.max_step_tokens and self.running < self._limits.max_running
+
+    def _fits(self, sequence: Sequence, path: list[Node]) -> bool:
+        """Whether there are blocks for it; one per running sequence is left, so that it isn't the next victim."""
+        if not self.running:
+            return True
+        needed = self._blocks_for(sequence) - len(path) + self.cache.idle_in(path)
+        return self.cache.available >= needed + self.running
 
     def _blocks_for(self, sequence: Sequence) -> int:
         return -(-sequence.length // self.block_size)
 
-    def _admit(self, plan: Plan) -> Sequence:
-        sequence = self.waiting.popleft()
-        sequence.start_prefill(self.pool.take(self._blocks_for(sequence)), self.block_size)
+    def _admit(self, plan: Plan, sequence: Sequence, path: list[Node]) -> None:
+        self.waiting.remove(sequence)
+        self.cache.hold(path)
+        own = self.cache.take(self._blocks_for(sequence) - len(path))
+        sequence.start_prefill(path, own, self.block_size)
         log = sequence.log
         self.prefilling[log.key] = sequence
         plan.admitted.append(sequence)
         plan.opens.append(Opening(log.key, sequence.spec, sequence.attempt.submission.prompt_ids, tuple(log.ids)))
-        return sequence
+        self._add_prefill(plan, sequence)
 
     def _add_prefill(self, plan: Plan, sequence: Sequence) -> None:
         tokens = min(len(sequence.pending) - sequence.computed, self._limits.max_step_tokens - plan.tokens)

@@ -10,7 +10,7 @@ from services.protocol.sender import MAX_BATCH_BYTES
 from services.runtime.error_tree import Superseded, Unavailable
 from services.scheduler.engine.api import Logprobs
 from services.scheduler.submission import Route
-from services.scheduler.token_log import End, TokenLog
+from services.scheduler.token_log import TokenLog
 
 REPLAY_SLICE_BYTES = 64 << 10
 
@@ -19,7 +19,7 @@ STOPPING = "SCHEDULER_STOPPING"
 
 # Upper bounds on the wire, so that a batch stays below its limit whatever is in it.
 _ID_BYTES = 5
-_ROW_BYTES = 24
+_ROW_BYTES = 40
 _END_BYTES = 64
 _START_BYTES = 64
 
@@ -34,12 +34,13 @@ class Rows:
     token_counts: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[tuple[int, list[Logprobs]]] = field(default_factory=list)
-    ends: list[tuple[int, End]] = field(default_factory=list)
+    prompts: list[tuple[int, TokenLog]] = field(default_factory=list)
+    ends: list[tuple[int, TokenLog]] = field(default_factory=list)
     released: list[int] = field(default_factory=list)
 
 
 class Cursor:
-    """Where one call stands in one log. `plain`: started, and its rows need ids alone."""
+    """Where one call stands in one log. `plain`: told of the prompt, and its rows need ids alone."""
 
     __slots__ = ("call", "end_sent", "log", "number", "offset", "plain", "replaying", "started")
 
@@ -67,20 +68,22 @@ class Cursor:
         if self.offset < len(self.log.ids):
             size += self._add_row(rows, budget - size)
         if self.log.end is not None and self.offset == len(self.log.ids):
-            rows.ends.append((self.number, self.log.end))
+            rows.ends.append((self.number, self.log))
             self.end_sent = True
             size += _END_BYTES
         return size
 
     def _add_start(self, rows: Rows) -> int:
         self.started = True
-        self.plain = self.log.logprobs is None
         self.number = self.call.next_number()
         rows.starts.append((self.number, self.log))
         return _START_BYTES + sum(4 * len(stop) + 8 for stop in self.log.text.stop)
 
     def _add_row(self, rows: Rows, budget: int) -> int:
         log, start = self.log, self.offset
+        if not start:
+            rows.prompts.append((self.number, log))
+            self.plain = log.logprobs is None
         per_token = _ID_BYTES if log.logprobs is None else _ID_BYTES + _logprobs_bytes(log.logprobs[start])
         end = min(len(log.ids), start + max((budget - _ROW_BYTES) // per_token, 1))
         if log.logprobs is not None:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from services.runtime.config import ProcessConfig, option, require
 from services.scheduler.admission import Limits
+from services.scheduler.policy import Policy, PolicyName
 
 EngineName = Literal["auto", "torch", "fake"]
 DtypeName = Literal["auto", "fp32", "bf16", "fp16"]
@@ -37,6 +38,10 @@ class SchedulerConfig(ProcessConfig):
     max_running: int = option(256, help="most sequences in the batch")
     max_waiting: int = option(1024, help="most sequences waiting for a place in it; more are refused")
     max_step_tokens: int = option(512, help="most tokens computed in one step; longer prompts take several")
+    queue_timeout_s: float = option(300.0, help="longest wait for a first place in the batch; then it ends as an error")
+    policy: PolicyName = option("fcfs", help="who is next: first come, most of its prompt cached, or most urgent")
+    priority_step_s: float = option(10.0, help="policy priority: the head start of one level over the level below")
+    prefix_cache: bool = option(True, help="keep computed prompts and answers, so that equal beginnings are not redone")
     max_held: int = option(16384, help="most sequences remembered, ended but unreleased ones included")
     max_tombstones: int = option(65536, help="most released attempts remembered to refuse a late Submit")
     tombstone_ttl_s: float = option(300.0, help="how long each of them is remembered")
@@ -69,6 +74,8 @@ class SchedulerConfig(ProcessConfig):
         require(self, "max_held", self.max_held >= least_held, "must be at least max_running + max_waiting")
         require(self, "tombstone_ttl_s", self.tombstone_ttl_s > 0, "must be above 0")
         require(self, "lease_grace_s", self.lease_grace_s > 0, "must be above 0")
+        require(self, "queue_timeout_s", self.queue_timeout_s > 0, "must be above 0")
+        require(self, "priority_step_s", self.priority_step_s > 0, "must be above 0")
         require(self, "stall_timeout_s", self.stall_timeout_s > 0, "must be above 0")
 
     @property
@@ -82,4 +89,7 @@ class SchedulerConfig(ProcessConfig):
             max_tombstones=self.max_tombstones,
             tombstone_ttl_s=self.tombstone_ttl_s,
             lease_grace_s=self.lease_grace_s,
+            queue_timeout_s=self.queue_timeout_s,
+            policy=Policy(name=self.policy, priority_step_s=self.priority_step_s),
+            prefix_cache=self.prefix_cache,
         )

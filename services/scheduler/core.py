@@ -18,9 +18,10 @@ from services.scheduler.attempts import Attempts
 from services.scheduler.batch import Batch, Plan
 from services.scheduler.deadlines import Deadlines
 from services.scheduler.effects import Effect, Ended, LeaseEnded, Load, Moved, Opened, Progressed, Released
-from services.scheduler.ending import cut_short, failure_end, natural_end
+from services.scheduler.ending import cut_short, failure_end, gave_up_waiting, natural_end
 from services.scheduler.engine.api import EngineInfo, Failed, FailureKind, Logprobs, Sampled, SequenceKey
 from services.scheduler.kv.pool import BlockPool
+from services.scheduler.kv.prefix_cache import PrefixCache
 from services.scheduler.opening import open_attempt
 from services.scheduler.ownership import Claimed, Held, Ownership, Reconciled
 from services.scheduler.sequence import Attempt, Sequence
@@ -45,7 +46,9 @@ class SchedulerCore:
         self.info = info
         self.limits = limits
         self.stepped_at = 0.0
-        self._batch = Batch(BlockPool(info.total_blocks), info.block_size, limits)
+        pool = BlockPool(info.total_blocks)
+        self.cache = PrefixCache(pool, info.block_size, enabled=limits.prefix_cache)
+        self.batch = Batch(self.cache, limits)
         self._attempts = Attempts(Tombstones(ttl_s=limits.tombstone_ttl_s, max_count=limits.max_tombstones))
         self._ownership = Ownership(limits.lease_grace_s)
         self._rate = EndRate()
@@ -53,7 +56,7 @@ class SchedulerCore:
         self._deadlines = Deadlines()
         self._leaving: dict[SequenceKey, tuple[Sequence, FinishReason]] = {}
         self._stepping: Plan | None = None
-        self._keys = count(1)
+        self._keys = map(SequenceKey, count(1))
         self._open = 0
         self._draining = False
 
@@ -65,7 +68,7 @@ class SchedulerCore:
     @property
     def has_work(self) -> bool:
         """Whether a step is due."""
-        return self._batch.has_work
+        return self.batch.has_work
 
     @property
     def open_sequences(self) -> int:
@@ -88,16 +91,6 @@ class SchedulerCore:
         moments = (self._deadlines.next, self._ownership.leases.next_expiry)
         return min((moment for moment in moments if moment is not None), default=None)
 
-    @property
-    def shortage(self) -> str:
-        """What the first sequence in the queue waits for; see Batch."""
-        return self._batch.shortage
-
-    @property
-    def preemptions(self) -> int:
-        """How often a running sequence gave its blocks back, since the start."""
-        return self._batch.preemptions
-
     def fence_of(self, attempt: Attempt) -> int:
         """The highest fence known of its request."""
         return self._ownership.fence_of(attempt.submission)
@@ -105,12 +98,12 @@ class SchedulerCore:
     def load(self) -> Load:
         """Where it stands now."""
         return Load(
-            waiting_sequences=len(self._batch.waiting),
-            running_sequences=self._batch.running + len(self._leaving),
-            free_blocks=self._batch.pool.free,
-            cached_blocks=0,
-            total_blocks=self._batch.pool.total,
-            block_size=self._batch.block_size,
+            waiting_sequences=len(self.batch.waiting),
+            running_sequences=self.batch.running + len(self._leaving),
+            free_blocks=self.cache.pool.free,
+            cached_blocks=self.cache.cached,
+            total_blocks=self.cache.pool.total,
+            block_size=self.cache.block_size,
             draining=self._draining,
         )
 
@@ -136,7 +129,7 @@ class SchedulerCore:
         limit = output_limit(submission, self.info)
         retry_after_s = partial(self._rate.retry_after_s, now=now)
         check_load(submission, self.limits, self._open, self._attempts.held, retry_after_s)
-        return self._accept(open_attempt(submission, limit, self.info, self._next_key, now), now)
+        return self._accept(open_attempt(submission, limit, self.info, self.limits.policy, self._keys, now), now)
 
     def stale(self, attempt_ids: Iterable[int], sender: Route | None) -> list[int]:
         """Those that are held for another owner than `sender`, who may do nothing with them; None may do all."""
@@ -218,9 +211,11 @@ class SchedulerCore:
     def expire(self, now: float) -> list[Effect]:
         """Ends what has passed its deadline, wherever it stands, and releases what lives by a lease that is over."""
         logs: list[TokenLog] = []
-        for attempt_id in self._deadlines.take_due(now):
-            attempt = self.attempts.get(attempt_id)
-            if attempt is not None:
+        for due in self._deadlines.take_due(now):
+            attempt = self.attempts.get(due.attempt_id)
+            if attempt is not None and due.waiting:
+                logs += self._end_waiting(attempt, now)
+            elif attempt is not None:
                 logs += self._stop(attempt, FinishReason.DEADLINE, now)
         effects = self._effects(logs)
         for owner, attempt_ids in self._ownership.leases.take_expired(now):
@@ -230,7 +225,7 @@ class SchedulerCore:
     def plan(self) -> Plan:
         """The next step; the one before must have been applied."""
         assert self._stepping is None
-        self._stepping = self._batch.plan()
+        self._stepping = self.batch.plan()
         return self._stepping
 
     def apply(self, plan: Plan, answers: AnySequence[Sampled | Failed], now: float) -> list[Effect]:
@@ -239,7 +234,7 @@ class SchedulerCore:
         self._stepping = None
         self.stepped_at = now
         logs = self._end_leaving(now)
-        self._batch.advance(plan)
+        self.batch.advance(plan)
         rest = self._append(answers, logs, now)
         for answer in rest:
             self._fail(answer, logs, now)
@@ -253,11 +248,10 @@ class SchedulerCore:
         load = self.load()
         assert (load.waiting_sequences, load.running_sequences) == (0, 0)
         assert load.free_blocks + load.cached_blocks == load.total_blocks
-        self._batch.pool.check_integrity([])
 
     def check_integrity(self) -> None:
         """Raises AssertionError when any account is wrong; walks everything that is held."""
-        self._batch.check_integrity(sequence for sequence, _ in self._leaving.values())
+        self.batch.check_integrity(sequence for sequence, _ in self._leaving.values())
         self._attempts.check_integrity()
         self._ownership.check_integrity(self.attempts.values())
         if not self._open:
@@ -271,20 +265,19 @@ class SchedulerCore:
         self._open += len(attempt.sequences)
         if attempt.deadline is not None:
             self._deadlines.add(attempt.deadline, attempt.submission.attempt_id)
+        if not attempt.submission.continues:
+            self._deadlines.add(now + self.limits.queue_timeout_s, attempt.submission.attempt_id, waiting=True)
         for sequence in attempt.sequences:
-            self._batch.enqueue(sequence)
+            self.batch.enqueue(sequence)
             self._judge_output_so_far(sequence, now)
         logs = [sequence.log for sequence in attempt.sequences]
         return [Opened(attempt.submission.route, logs), *self._effects([])]
-
-    def _next_key(self) -> SequenceKey:
-        return SequenceKey(next(self._keys))
 
     def _judge_output_so_far(self, sequence: Sequence, now: float) -> None:
         """A continuation may have all its output already: its scheduler died before the end was told."""
         end = natural_end(sequence) if sequence.log.ids else None
         if end is not None:
-            self._batch.withdraw(sequence)
+            self.batch.withdraw(sequence)
             self._end(sequence, end, now)
 
     # Stepping
@@ -297,7 +290,7 @@ class SchedulerCore:
         This is the scheduler's hot loop: once per sequence and step.
         """
         rest: list[Sampled | Failed] = []
-        decoding, vocab_size = self._batch.decoding, self.info.vocab_size
+        decoding, vocab_size = self.batch.decoding, self.info.vocab_size
         for answer in answers:
             sequence = decoding.get(answer.key)
             if sequence is None or isinstance(answer, Failed) or not 0 <= answer.token_id < vocab_size:
@@ -324,9 +317,9 @@ class SchedulerCore:
 
     def _fail(self, answer: Sampled | Failed, logs: list[TokenLog], now: float) -> None:
         """Ends a sequence whose answer was no token, and no other. One that left meanwhile needs no answer."""
-        sequence = self._batch.decoding.get(answer.key) or self._batch.prefilling.get(answer.key)
+        sequence = self.batch.decoding.get(answer.key) or self.batch.prefilling.get(answer.key)
         if sequence is not None:
-            self._finish(sequence, failure_end(sequence, answer), now)
+            self._finish(sequence, failure_end(sequence, answer), now, sound=False)
             logs.append(sequence.log)
 
     def _fail_unanswered(
@@ -346,26 +339,33 @@ class SchedulerCore:
             if sequence.phase is SequencePhase.ENDED or sequence.log.key in self._leaving:
                 continue
             if sequence.phase is not SequencePhase.WAITING and self._stepping is not None:
-                self._batch.withdraw(sequence)
+                self.batch.withdraw(sequence)
                 self._leaving[sequence.log.key] = sequence, reason
                 continue
             self._finish(sequence, cut_short(sequence, reason), now)
             ended.append(sequence.log)
         return ended
 
+    def _end_waiting(self, attempt: Attempt, now: float) -> list[TokenLog]:
+        """Ends those of an attempt that never had a place; what was preempted has shown a token and goes on."""
+        queued = [s for s in attempt.sequences if s.phase is SequencePhase.WAITING and not s.preemptions]
+        for sequence in queued:
+            self._finish(sequence, gave_up_waiting(sequence, now - attempt.arrived_at), now)
+        return [sequence.log for sequence in queued]
+
     def _end_leaving(self, now: float) -> list[TokenLog]:
         """Ends those that were stopped during the step that is over; what it drew for them is dropped."""
         leaving, self._leaving = self._leaving, {}
         for sequence, reason in leaving.values():
-            self._batch.vacate(sequence)
+            self.batch.vacate(sequence)
             self._end(sequence, cut_short(sequence, reason), now)
         return [sequence.log for sequence, _ in leaving.values()]
 
-    def _finish(self, sequence: Sequence, end: End, now: float) -> None:
+    def _finish(self, sequence: Sequence, end: End, now: float, *, sound: bool = True) -> None:
         held = sequence.phase is not SequencePhase.WAITING
-        self._batch.withdraw(sequence)
+        self.batch.withdraw(sequence)
         if held:
-            self._batch.vacate(sequence)
+            self.batch.vacate(sequence, sound=sound)
         self._end(sequence, end, now)
 
     def _end(self, sequence: Sequence, end: End, now: float) -> None:

@@ -24,6 +24,12 @@ def natural_end(sequence: Sequence) -> End | None:
     return None
 
 
+def gave_up_waiting(sequence: Sequence, waited_s: float) -> End:
+    """The end of a sequence that never got a place."""
+    message = f"it waited for {waited_s:.0f} s and no place in the batch became free"
+    return End(FinishReason.ERROR, len(sequence.log.ids), error=Failure(ErrorCode.QUEUE_TIMEOUT, message))
+
+
 def cut_short(sequence: Sequence, reason: FinishReason) -> End:
     """The end of a sequence that somebody or its deadline stopped."""
     return End(reason, len(sequence.log.ids))

@@ -114,6 +114,13 @@ class StepLoop:
             # The loop may rest for longer than the grace that has just begun.
             self._wakeup.set()
 
+    def flush_prefix_cache(self) -> int:
+        """Forgets every cached prefix; returns how many blocks are held all the same."""
+        held = self.core.cache.flush()
+        _log.info("prefix cache flushed", held_blocks=held)
+        self._tell_watchers()
+        return held
+
     def load(self) -> Load:
         """How busy it is."""
         return self.core.load()

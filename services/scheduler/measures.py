@@ -79,7 +79,7 @@ class Measures:
             if sequence.log.ids and not sequence.first_token_at:
                 sequence.first_token_at = now
                 self._metrics.prefill_seconds.observe(now - sequence.admitted_at)
-        preemptions = self._core.preemptions
+        preemptions = self._core.batch.preemptions
         if preemptions != self._preemptions:
             self._metrics.preemptions_total.inc(preemptions - self._preemptions)
             self._preemptions = preemptions
@@ -88,8 +88,8 @@ class Measures:
         end = sequence.log.end
         assert end is not None
         self._ended[end.reason.name].inc()
-        if end.cached_prompt_tokens:
-            self._metrics.cached_tokens_total.inc(end.cached_prompt_tokens)
+        if cached := sequence.log.cached_prompt_tokens:
+            self._metrics.cached_tokens_total.inc(cached)
         if sequence.first_token_at:
             self._metrics.decode_seconds.observe(sequence.changed_at - sequence.first_token_at)
 

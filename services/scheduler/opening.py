@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import replace
 
 from services.scheduler.engine.api import EngineInfo, SequenceKey
+from services.scheduler.policy import Policy
 from services.scheduler.sequence import Attempt, Sequence
 from services.scheduler.state import AttemptEvent, AttemptPhase, next_attempt_phase
 from services.scheduler.submission import ChoiceStart, Submission
@@ -13,18 +14,27 @@ from services.scheduler.token_log import TokenLog
 
 
 def open_attempt(
-    submission: Submission, limit: int, info: EngineInfo, next_key: Callable[[], SequenceKey], now: float
+    submission: Submission,
+    limit: int,
+    info: EngineInfo,
+    policy: Policy,
+    keys: Iterator[SequenceKey],
+    now: float,
 ) -> Attempt:
     """The attempt that is accepted at `now`; each choice may have `limit` output tokens."""
     phase = next_attempt_phase(AttemptPhase.UNKNOWN, AttemptEvent.SUBMIT)
     deadline = None if submission.deadline_in_s is None else now + submission.deadline_in_s
     attempt = Attempt(submission, now, deadline, phase)
-    attempt.sequences = [_open_sequence(attempt, start, limit, info, next_key()) for start in submission.choices]
+    attempt.sequences = [
+        _open_sequence(attempt, start, limit, info, policy, next(keys)) for start in submission.choices
+    ]
     attempt.open_sequences = len(attempt.sequences)
     return attempt
 
 
-def _open_sequence(attempt: Attempt, start: ChoiceStart, limit: int, info: EngineInfo, key: SequenceKey) -> Sequence:
+def _open_sequence(
+    attempt: Attempt, start: ChoiceStart, limit: int, info: EngineInfo, policy: Policy, key: SequenceKey
+) -> Sequence:
     submission = attempt.submission
     eos_ids = () if submission.ignore_eos else info.eos_token_ids
     stop_ids = tuple(dict.fromkeys((*eos_ids, *submission.stop_token_ids)))
@@ -32,6 +42,7 @@ def _open_sequence(attempt: Attempt, start: ChoiceStart, limit: int, info: Engin
     return Sequence(
         attempt=attempt,
         log=_open_log(submission, start, stop_ids, key),
+        rank=policy.rank(submission, attempt.arrived_at, key),
         spec=replace(submission.sampling, choice=start.choice, suppressible_ids=suppressible),
         limit=limit,
         min_tokens=submission.min_tokens,

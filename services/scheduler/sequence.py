@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from services.scheduler.engine.api import SamplingSpec, Slice
+from services.scheduler.kv.prefix_cache import Node
+from services.scheduler.policy import Rank
 from services.scheduler.state import (
     AttemptEvent,
     AttemptPhase,
@@ -44,10 +46,11 @@ class Attempt:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One sequence: its rules, its log, and what it holds while it runs.
+    """One sequence: its rules, its log, and what it holds while it runs. `rank` is its place in the order of service.
 
-    `limit` is the most output tokens it may have. `stop_ids` end it, except below `min_tokens`. `pending` are the ids
-    that prefill computes, of which `computed` are done. `decode` is the one slice it decodes with: a step's slice
+    `limit` is the most output tokens it may have. `stop_ids` end it, except below `min_tokens`. The leading ones of its
+    `blocks` are shared, as the prefix cache's `path` says. `pending` are the ids that prefill computes, of which
+    `computed` are done. `decode` is the one slice it decodes with: a step's slice
     differs from the last one's by a token, and building a new one per token would cost more than the rest of planning.
     `room` is how many positions its blocks hold; `checkpoint` the output length at which something other than one more
     token is due, so that most tokens are judged by two comparisons. `changed_at` is when it came, or ended;
@@ -56,12 +59,14 @@ class Sequence:
 
     attempt: Attempt
     log: TokenLog
+    rank: Rank
     spec: SamplingSpec
     limit: int
     min_tokens: int
     stop_ids: frozenset[int]
     phase: SequencePhase = SequencePhase.WAITING
     blocks: list[int] = field(default_factory=list)
+    path: list[Node] = field(default_factory=list)
     pending: tuple[int, ...] = ()
     computed: int = 0
     room: int = 0
@@ -80,6 +85,14 @@ class Sequence:
         """Prompt and output, tokens."""
         return len(self.attempt.submission.prompt_ids) + len(self.log.ids)
 
+    def ids(self, start: int, end: int) -> tuple[int, ...]:
+        """Prompt and output from position `start` to before `end`."""
+        prompt_ids = self.attempt.submission.prompt_ids
+        known = len(prompt_ids)
+        if end <= known:
+            return prompt_ids[start:end]
+        return (*prompt_ids[start:known], *self.log.ids[max(start - known, 0) : end - known])
+
     @property
     def suppresses(self) -> bool:
         """Whether its next token must not be one that ends it."""
@@ -89,13 +102,15 @@ class Sequence:
         """Goes on to the next phase."""
         self.phase = next_sequence_phase(self.phase, event)
 
-    def start_prefill(self, blocks: list[int], block_size: int) -> None:
-        """Takes a place in the batch, with blocks for everything there is so far."""
+    def start_prefill(self, path: list[Node], blocks: list[int], block_size: int) -> None:
+        """Takes a place in the batch, with blocks for everything there is so far; those of `path` are computed."""
         self.move(SequenceEvent.ADMIT)
-        self.add_blocks(blocks, block_size)
-        prompt_ids = self.attempt.submission.prompt_ids
-        self.pending = (*prompt_ids, *self.log.ids) if self.log.ids else prompt_ids
-        self.computed = 0
+        self.path += path
+        self.add_blocks([*(node.block for node in path), *blocks], block_size)
+        self.pending = self.ids(0, self.length)
+        self.computed = len(path) * block_size
+        if not self.preemptions:
+            self.log.cached_prompt_tokens = min(self.computed, len(self.attempt.submission.prompt_ids))
 
     def add_blocks(self, blocks: list[int], block_size: int) -> None:
         """Takes more blocks."""
@@ -124,8 +139,8 @@ class Sequence:
         self.checkpoint = self.limit
 
     def clear(self) -> list[int]:
-        """Gives up everything it holds; returns its blocks."""
-        blocks = self.blocks[:]
+        """Gives up everything it holds but its path; returns the blocks behind it, which are its own."""
+        blocks = self.blocks[len(self.path) :]
         # The decode slice holds this very list.
         self.blocks.clear()
         self.pending = ()

@@ -10,13 +10,14 @@ from typing import Any
 import grpc.aio
 
 from services.protocol.hello import Hello
+from services.protocol.inspection import AdminServicer
 from services.protocol.sender import HEARTBEAT_S, Sender
 from services.runtime.errors import Unavailable, answering
 from services.scheduler import wire
 from services.scheduler.call import STOPPING, Call
 from services.scheduler.effects import Load
 from services.scheduler.loop import StepLoop
-from tailrace.v1 import scheduler_pb2, scheduler_pb2_grpc
+from tailrace.v1 import admin_pb2, scheduler_pb2, scheduler_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -115,6 +116,23 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             with serving.loop.holding_lease(owner), serving.loop.watching(sender.wake):
                 await context.write(wire.load_hello(serving.hello))
                 await sender.run(lambda message: _write_spaced(context, message))
+
+
+class SchedulerAdminServicer(AdminServicer):
+    """AdminService, with a prefix cache. `serving` gives the loaded scheduler or raises Unavailable."""
+
+    def __init__(
+        self, serving: Callable[[], Serving], request_drain: Callable[[], None], open_requests: Callable[[], int]
+    ) -> None:
+        super().__init__(request_drain, open_requests)
+        self._serving = serving
+
+    async def FlushPrefixCache(
+        self, request: admin_pb2.FlushPrefixCacheRequest, context: Context
+    ) -> admin_pb2.FlushPrefixCacheResponse:
+        """Forgets every cached prefix, at once; what is in use stays with its users."""
+        async with answering(context):
+            return admin_pb2.FlushPrefixCacheResponse(held_blocks=self._serving().loop.flush_prefix_cache())
 
 
 async def _send_tokens(call: Call, context: Context) -> None:

@@ -56,6 +56,7 @@ class Submission:
     max_tokens: int | None = None
     min_tokens: int = 0
     deadline_in_s: float | None = None
+    priority: int = 0
     attempt_number: int = 0
     tenant: str = ""
     request_id: str = ""

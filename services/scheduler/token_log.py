@@ -22,17 +22,28 @@ class End:
     token_offset: int
     stop: StopMatch | None = None
     error: Failure | None = None
-    cached_prompt_tokens: int = 0
 
 
 class TokenLog:
     """Append-only. Ids are four bytes each: a log may grow to the whole context and is kept until released.
 
     `logprobs` has one entry per id where they were asked for, otherwise it is None. `cursor` is the publisher's: a log
-    has one reader, the newest call of its route. `route` changes when the request is claimed.
+    has one reader, the newest call of its route. `route` changes when the request is claimed. `cached_prompt_tokens` is
+    known when there is a token.
     """
 
-    __slots__ = ("attempt_id", "choice", "cursor", "end", "ids", "key", "logprobs", "route", "text")
+    __slots__ = (
+        "attempt_id",
+        "cached_prompt_tokens",
+        "choice",
+        "cursor",
+        "end",
+        "ids",
+        "key",
+        "logprobs",
+        "route",
+        "text",
+    )
 
     def __init__(
         self, key: SequenceKey, attempt_id: int, choice: int, route: Route, text: TextPlan, *, with_logprobs: bool
@@ -44,5 +55,6 @@ class TokenLog:
         self.text = text
         self.ids = array("I")
         self.logprobs: list[Logprobs] | None = [] if with_logprobs else None
+        self.cached_prompt_tokens = 0
         self.end: End | None = None
         self.cursor: Cursor | None = None

@@ -39,7 +39,7 @@ class AttemptViews:
             ),
             prompt_tokens=len(submission.prompt_ids),
             deadline_in_ms=None if attempt.deadline is None else round((attempt.deadline - self._now) * 1000),
-            waits_for=self._core.shortage if phase is SequencePhase.WAITING else "",
+            waits_for=self._core.batch.shortage if phase is SequencePhase.WAITING else "",
             moments=self._moments(attempt),
             choices=[self._choice(sequence) for sequence in attempt.sequences],
         )

@@ -15,7 +15,7 @@ from services.scheduler.effects import Load
 from services.scheduler.engine.api import Logprobs, SamplingSpec
 from services.scheduler.ownership import Claimed, Held, Reconciled
 from services.scheduler.submission import ChoiceStart, Route, Submission, TextPlan
-from services.scheduler.token_log import End, TokenLog
+from services.scheduler.token_log import TokenLog
 from tailrace.v1 import common_pb2, scheduler_pb2
 
 LOGPROB_FLOOR = -1e30
@@ -155,8 +155,10 @@ def tokens_to_wire(rows: Rows) -> scheduler_pb2.StreamTokensResponse:
         batch.starts.append(_start_to_wire(number, log))
     for row, logprobs in rows.logprobs:
         batch.row_logprobs.add(row=row, tokens=[_logprobs_to_wire(one) for one in logprobs])
-    for number, end in rows.ends:
-        batch.ends.append(_end_to_wire(number, end))
+    for number, log in rows.prompts:
+        batch.prompts.add(sequence=number, cached_prompt_tokens=log.cached_prompt_tokens)
+    for number, log in rows.ends:
+        batch.ends.append(_end_to_wire(number, log))
     batch.released_attempt_ids.extend(rows.released)
     return message
 
@@ -245,14 +247,16 @@ def _start_to_wire(number: int, log: TokenLog) -> scheduler_pb2.SequenceStart:
     )
 
 
-def _end_to_wire(number: int, end: End) -> scheduler_pb2.SequenceEnd:
+def _end_to_wire(number: int, log: TokenLog) -> scheduler_pb2.SequenceEnd:
+    end = log.end
+    assert end is not None
     return scheduler_pb2.SequenceEnd(
         sequence=number,
         token_offset=end.token_offset,
         reason=reason_to_wire(end.reason),
         stop=stop_to_wire(end.stop),
         error=failure_to_wire(end.error),
-        cached_prompt_tokens=end.cached_prompt_tokens,
+        cached_prompt_tokens=log.cached_prompt_tokens,
     )
 
 

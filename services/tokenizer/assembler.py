@@ -30,6 +30,14 @@ class TextStart:
 
 
 @dataclass(frozen=True, slots=True)
+class Prompt:
+    """A sequence's prompt has been computed."""
+
+    sequence: int
+    cached_prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class TextFinish:
     """The one finish of a sequence, with the lengths of its output in tokens and code points."""
 
@@ -54,6 +62,7 @@ class TextBatch:
     """One message of a route, as columns: row i is entry i of each. `token_counts` empty: one id in every row."""
 
     starts: Sequence[TextStart] = ()
+    prompts: Sequence[Prompt] = ()
     sequences: Sequence[int] = ()
     token_offsets: Sequence[int] = ()
     token_counts: Sequence[int] = ()
@@ -97,6 +106,8 @@ class RouteCall:
         try:
             for start in batch.starts:
                 effects += self._start(start)
+            for prompt in batch.prompts:
+                self._prompt_computed(prompt)
             if batch.sequences:
                 self._append(batch, now, effects)
             for end in batch.engine_ends:
@@ -168,6 +179,11 @@ class RouteCall:
         slot.attempt.gaps += 1
         if slot.attempt.gaps <= MAX_GAPS:
             raise _Gap(why)
+
+    def _prompt_computed(self, prompt: Prompt) -> None:
+        slot = self._slot(prompt.sequence)
+        if slot is not None:
+            slot.attempt.cached_prompt_tokens[slot.choice] = prompt.cached_prompt_tokens
 
     def _engine_ended(self, end: EngineEnd, now: float) -> Effects:
         slot = self._slot(end.sequence)

@@ -139,7 +139,7 @@ class Attempts:
         if attempt.released:
             return []
         attempt.ended_choices.add(choice)
-        attempt.cached_prompt_tokens = max(attempt.cached_prompt_tokens, cached_prompt_tokens)
+        attempt.cached_prompt_tokens[choice] = cached_prompt_tokens
         if len(attempt.ended_choices) < len(attempt.choices) or attempt.ended_at is not None:
             return []
         attempt.ended_at = now

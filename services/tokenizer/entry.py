@@ -113,19 +113,18 @@ class Entry:
         return not (attempt.released or self.completed or self.progress > attempt.progress_before)
 
     def usage_now(self) -> Usage:
-        """The prompt once, the output over all choices.
-
-        Cached tokens are known once the engine ended. A stop text ends an answer before that; they count as 0 then.
-        """
+        """The prompt once, the output over all choices."""
         finishes = [log.finish for log in self.log.choices if log.finish is not None]
         return Usage(
             prompt_tokens=len(self.pinned.prompt_ids),
-            # A continuation may find its output in the cache too.
-            cached_prompt_tokens=min(
-                max(attempt.cached_prompt_tokens for attempt in self.attempts), len(self.pinned.prompt_ids)
-            ),
+            cached_prompt_tokens=self._cached_prompt_tokens(),
             output_tokens=sum(finish.output_tokens for finish in finishes),
         )
+
+    def _cached_prompt_tokens(self) -> int:
+        """What was cached before this request: a choice finds what another one computed, a continuation what it had."""
+        told = (attempt.cached_prompt_tokens.values() for attempt in self.attempts)
+        return next((min(cached) for cached in told if cached), 0)
 
     def drop(self, reader: Reader) -> None:
         """A reader has gone; it may have been dropped before."""
@@ -142,6 +141,7 @@ class Attempt:
     """One run of an entry's unfinished choices on one scheduler.
 
     `abandoned`: whether it runs is not known, and another attempt took its place. `progress_before`: the entry's.
+    `cached_prompt_tokens`: per choice, once its prompt was computed.
     `epoch` is the scheduler's that accepted it, 0 while unknown. `in_call`: its sequences are, or will be, part of the
     route's current call, so that its release marker comes through it. `settled`: Submit has been answered or given up.
     """
@@ -162,7 +162,7 @@ class Attempt:
     marker_seen: bool = False
     doubted_at: float | None = None
     ended_choices: set[int] = field(default_factory=set)
-    cached_prompt_tokens: int = 0
+    cached_prompt_tokens: dict[int, int] = field(default_factory=dict)
     gaps: int = 0
     ended_at: float | None = None
     released_at: float | None = None

@@ -14,7 +14,7 @@ from services.protocol.wire import (
     tokens_from_wire,
     tokens_to_wire,
 )
-from services.tokenizer.assembler import EngineEnd, TextBatch, TextFinish, TextStart
+from services.tokenizer.assembler import EngineEnd, Prompt, TextBatch, TextFinish, TextStart
 from services.tokenizer.columns import EventColumns
 from services.tokenizer.entry import Attempt
 from services.tokenizer.gateway_streams import Readiness
@@ -27,6 +27,7 @@ def text_batch_from_wire(pb: detokenizer_pb2.TextBatch) -> TextBatch:
     """A TextBatch message, read."""
     return TextBatch(
         starts=[TextStart(start.sequence, start.attempt_id, start.choice) for start in pb.starts],
+        prompts=[Prompt(prompt.sequence, prompt.cached_prompt_tokens) for prompt in pb.prompts],
         sequences=pb.sequences,
         token_offsets=pb.token_offsets,
         token_counts=pb.token_counts,

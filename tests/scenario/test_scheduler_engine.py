@@ -7,6 +7,7 @@ from services.runtime.errors import InvalidRequest
 from services.scheduler.admission import Limits
 from services.scheduler.engine.api import SamplingSpec
 from services.scheduler.state import SequencePhase
+from services.scheduler.submission import ChoiceStart
 from tests.unit.scheduler.driver import Driver, alone
 
 
@@ -49,6 +50,33 @@ def test_07_two_equal_prompts_together_free_no_block_in_use() -> None:
     driver.assert_idle()
 
 
+def test_08_a_prefix_whose_owner_was_aborted_between_two_chunks_is_shared_as_far_as_it_was_computed() -> None:
+    driver = Driver(block_size=4, limits=Limits(max_running=2, max_step_tokens=10))
+    driver.submit(1, range(20, 60))
+    driver.step()
+    driver.begin()  # the second chunk
+    driver.abort(1)
+    driver.finish()
+    driver.submit(2, range(20, 60))
+    driver.run()
+    assert driver.cached(2) == 8  # of ten computed ids, the eight that fill blocks
+    assert driver.ids(2) == alone(2, range(20, 60))
+    driver.assert_idle()
+
+
+def test_10_a_flush_with_a_live_request_is_deferred_for_what_it_holds() -> None:
+    driver = Driver(block_size=4)
+    driver.submit(1, range(20, 40), max_tokens=20)
+    for _ in range(3):
+        driver.step()
+    assert driver.core.cache.flush() == 5
+    driver.submit(2, range(20, 40))
+    driver.run()
+    assert driver.ids(1) == alone(1, range(20, 40), max_tokens=20)
+    assert driver.cached(2) == 0
+    driver.assert_idle()
+
+
 @pytest.mark.parametrize("block_size", [1, 2, 3, 16])
 @pytest.mark.parametrize("prompt", [9, 10, 11, 12, 13])
 def test_11_block_rounding_makes_no_request_unfit_for_an_empty_pool(block_size: int, prompt: int) -> None:
@@ -66,13 +94,13 @@ def test_12_the_pool_runs_full_in_the_middle_of_a_chunked_prefill() -> None:
     driver.submit(1, range(20, 28), max_tokens=30)
     for _ in range(4):
         driver.step()
-    driver.submit(2, range(20, 56), max_tokens=4)
+    driver.submit(2, range(60, 96), max_tokens=4)
     while driver.sequence(2).preemptions == 0 and driver.core.has_work:
         driver.step()
     assert driver.sequence(2).log.ids.tolist() == []
     driver.run()
     assert driver.ids(1) == alone(1, range(20, 28), max_tokens=30)
-    assert driver.ids(2) == alone(2, range(20, 56), max_tokens=4)
+    assert driver.ids(2) == alone(2, range(60, 96), max_tokens=4)
 
 
 def test_13_preempted_twice_no_token_and_no_logprob_is_doubled_or_missing() -> None:
@@ -88,6 +116,24 @@ def test_13_preempted_twice_no_token_and_no_logprob_is_doubled_or_missing() -> N
         quiet.run()
         assert driver.ids(attempt_id) == quiet.ids(attempt_id)
         assert driver.logs[attempt_id, 0].logprobs == quiet.logs[attempt_id, 0].logprobs
+
+
+def test_11_what_finds_no_place_ends_as_a_typed_error_and_never_waits_for_ever() -> None:
+    driver = Driver(limits=Limits(max_running=1, queue_timeout_s=30.0))
+    driver.submit(1, max_tokens=100)
+    driver.step()
+    driver.submit(2)
+    driver.submit(3, choices=(ChoiceStart(0, (5, 6)),))
+    assert driver.core.next_deadline == driver.now + 30
+    driver.now += 30
+    driver.step()
+    error = driver.end(2).error
+    assert error is not None
+    assert error.code is ErrorCode.QUEUE_TIMEOUT
+    driver.run()
+    assert driver.end(1).reason is FinishReason.LENGTH
+    assert driver.end(3).reason is FinishReason.LENGTH, "a continuation has waited once already"
+    driver.assert_idle()
 
 
 @pytest.mark.parametrize(("over", "served"), [(-1, True), (0, False), (1, False)])
@@ -111,6 +157,14 @@ def test_15_a_chunked_prefill_does_not_end_a_request_after_its_first_chunk() -> 
     assert driver.sequence(1).phase is SequencePhase.PREFILL
     driver.run()
     assert driver.end(1).token_offset == 1
+
+
+def test_19_tenants_never_hit_each_other_s_prefixes() -> None:
+    driver = Driver(block_size=4)
+    for attempt_id, tenant in ((1, "a"), (2, "b"), (3, "a")):
+        driver.submit(attempt_id, range(20, 41), tenant=tenant)
+        driver.run()
+    assert [driver.cached(attempt_id) for attempt_id in (1, 2, 3)] == [0, 0, 20]
 
 
 def test_20_the_same_request_fifty_times_among_other_traffic_has_one_output() -> None:

@@ -47,7 +47,8 @@ async def test_many_attempts_at_once_each_get_what_they_get_alone() -> None:
         assert reader.ids == {name: driver.ids(*name) for name in driver.logs}
         await stand.idle()
         stand.core.check_integrity()
-        assert stand.core.load().free_blocks == stand.core.load().total_blocks
+        load = stand.core.load()
+        assert load.free_blocks + load.cached_blocks == load.total_blocks
 
 
 async def test_an_abort_ends_a_running_attempt_and_leaves_its_neighbour() -> None:
@@ -203,6 +204,19 @@ async def test_bad_input_is_refused_with_its_field_and_registers_nothing(
         assert stand.core.attempts == {}
 
 
+async def test_an_operator_s_flush_makes_the_next_equal_prompt_be_computed_anew() -> None:
+    async with scheduler() as stand, stand.tokens() as reader:
+        cached = []
+        for attempt_id in (1, 2, 3):
+            if attempt_id == 3:
+                answer = await stand.admin.FlushPrefixCache(admin_pb2.FlushPrefixCacheRequest())
+                assert answer.held_blocks == 0
+            await stand.submit(attempt_id, prompt_ids=range(20, 60))
+            await reader.read_ends(attempt_id)
+            cached.append(reader.ends[attempt_id, 0].cached_prompt_tokens)
+        assert cached == [0, 32, 0]
+
+
 async def test_load_is_told_at_first_as_it_changes_and_in_silence() -> None:
     async with scheduler(fake_pace_ms=5.0, kv_tokens=1600) as stand, stand.loads() as call:
         assert (await call.read()).hello.epoch == stand.runtime.epoch
@@ -258,7 +272,7 @@ async def test_inspection_is_answered_while_a_step_runs() -> None:
 async def test_a_queued_attempt_says_what_it_waits_for() -> None:
     async with scheduler(fake_pace_ms=5.0, kv_tokens=64, max_running=2) as stand, stand.tokens() as reader:
         await stand.submit(1, prompt_ids=[20] * 30, max_tokens=30)
-        await stand.submit(2, prompt_ids=[20] * 30, max_tokens=30)
+        await stand.submit(2, prompt_ids=[21] * 30, max_tokens=30)
         await reader.read_until(lambda r: len(r.ids[1, 0]) > 2)
         _, waiting = await stand.views()
         assert (waiting.engine_phase, waiting.waits_for) == ("WAITING", "BLOCKS")

@@ -125,6 +125,24 @@ async def test_a_stop_text_ends_the_answer_and_the_engine(services: Services) ->
     await services.until_idle()
 
 
+async def test_usage_tells_what_was_cached_before_the_request_even_after_a_stop_text(services: Services) -> None:
+    prompt = "a prompt of more than two blocks of sixteen tokens"
+
+    async def usage(options: Options) -> tuple[str, int]:
+        call: Any = services.generation.Generate(generation_pb2.GenerateRequest(text=prompt, options=options))
+        events = [event async for event in call]
+        text = "".join(event.delta.text for event in events if event.delta.choice == 0)
+        return text, events[-1].completed.usage.cached_prompt_tokens
+
+    options = _until(200)
+    options.n = 3
+    text, cached = await usage(options)
+    assert cached == 0, "choices find what the first of them computed; that was not there before"
+    options.stopping.stop.append(text[20:24])
+    assert (await usage(options))[1] == 48
+    await services.until_idle()
+
+
 async def test_a_hundred_callers_that_leave_at_any_moment_leave_nothing(services: Services) -> None:
     async def leave(after: int) -> None:
         call: Any = services.generation.Generate(generation_pb2.GenerateRequest(text="abc", options=_until(400)))

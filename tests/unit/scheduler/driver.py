@@ -11,13 +11,14 @@ from services.scheduler.batch import Plan
 from services.scheduler.core import SchedulerCore
 from services.scheduler.effects import Effect, Opened
 from services.scheduler.engine.api import SamplingSpec
-from services.scheduler.engine.fake import FakeConfig, FakeEngine
+from services.scheduler.engine.fake import FakeConfig
 from services.scheduler.execution import execute
 from services.scheduler.ownership import Claimed, Reconciled
 from services.scheduler.publisher import Publisher
 from services.scheduler.sequence import Sequence as Running
 from services.scheduler.submission import ChoiceStart, Route, Submission
 from services.scheduler.token_log import End, TokenLog
+from tests.unit.scheduler.witness import WitnessEngine
 
 ROUTE = Route("tokenizer-1", 7)
 
@@ -43,7 +44,7 @@ class Driver:
         eos_after: Callable[[Sequence[int], SamplingSpec], int | None] | None = None,
         **config: Any,
     ) -> None:
-        self.engine = FakeEngine(FakeConfig(**config), eos_after)
+        self.engine = WitnessEngine(FakeConfig(**config), eos_after)
         self.core = SchedulerCore(self.engine.info, limits or Limits())
         self.publisher = Publisher()
         self.logs: dict[tuple[int, int], TokenLog] = {}
@@ -90,6 +91,7 @@ class Driver:
         assert self._plan is not None
         plan, self._plan = self._plan, None
         self._perform(self.core.apply(plan, execute(self.engine, plan), self.now))
+        assert not self.engine.wrongs, self.engine.wrongs
         self.steps += 1
 
     def step(self) -> Plan:
@@ -116,6 +118,9 @@ class Driver:
         end = self.logs[attempt_id, choice].end
         assert end is not None, "it has not ended"
         return end
+
+    def cached(self, attempt_id: int, choice: int = 0) -> int:
+        return self.logs[attempt_id, choice].cached_prompt_tokens
 
     @property
     def free(self) -> int:

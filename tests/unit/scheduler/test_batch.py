@@ -143,7 +143,7 @@ def test_a_newcomer_leaves_a_block_for_each_running_sequence() -> None:
     driver = tight(6)
     driver.submit(1, range(20, 28), max_tokens=12)
     driver.step()
-    driver.submit(2, range(20, 36), max_tokens=4)  # four blocks, of four free ones
+    driver.submit(2, range(60, 76), max_tokens=4)  # four blocks, of four free ones
     driver.step()
     assert driver.sequence(2).phase is SequencePhase.WAITING
     driver.run()

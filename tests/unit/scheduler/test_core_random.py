@@ -43,10 +43,12 @@ class Mix:
             self._submit()
         elif kind < 0.85:
             self.driver.abort(self.random.choice(live))
-        elif kind < 0.95:
+        elif kind < 0.94:
             attempt_id = self.random.choice(live)
             self.preempted += sum(s.preemptions for s in self.driver.core.attempts[attempt_id].sequences)
             self.driver.release(attempt_id)
+        elif kind < 0.95:
+            self.driver.core.cache.flush()
         else:
             self.driver.now += self.random.random()
 
@@ -57,6 +59,7 @@ class Mix:
             self.driver.submit(
                 self.submitted + 1,
                 range(20, 21 + self.random.randrange(60)),
+                tenant=self.random.choice(["", "", "b"]),
                 choices=choices,
                 max_tokens=self.random.randrange(1, 90),
                 deadline_in_s=deadline,
@@ -67,11 +70,12 @@ class Mix:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_accounts_hold_after_a_random_mix_of_finishes_aborts_releases_and_preemptions(seed: int) -> None:
+def test_accounts_hold_after_a_random_mix_of_finishes_aborts_preemptions_flushes_and_prefix_hits(seed: int) -> None:
     mix = Mix(seed)
-    mix.run(350)
+    mix.run(350)  # 2,100 attempts over all seeds
     driver = mix.driver
     assert mix.preempted + sum(s.preemptions for a in driver.core.attempts.values() for s in a.sequences) > 0
+    assert any(log.cached_prompt_tokens for log in driver.logs.values())
     driver.assert_idle()
     for (attempt_id, choice), log in driver.logs.items():
         assert attempt_id not in driver.core.attempts or log.end is not None

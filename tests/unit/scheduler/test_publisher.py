@@ -57,7 +57,9 @@ class Reader:
         for row, logprobs in rows.logprobs:
             assert len(logprobs) == rows.token_counts[row]
             self.logprobs[self.names[rows.sequences[row]]] += len(logprobs)
-        for number, end in rows.ends:
+        for number, log in rows.ends:
+            end = log.end
+            assert end is not None
             name = self.names[number]
             assert name not in self.ends
             assert end.token_offset == len(self.ids[name])

@@ -162,14 +162,20 @@ def test_an_empty_batch_is_a_batch() -> None:
     assert wire.tokens_heartbeat().WhichOneof("payload") == "batch"
 
 
+def ended(end: End, cached: int = 0) -> TokenLog:
+    log = log_of(TextPlan())
+    log.end, log.cached_prompt_tokens = end, cached
+    return log
+
+
 def test_starts_ends_and_markers_are_carried_whole() -> None:
     text = TextPlan(stop=("x",), begins_text=True)
     rows = Rows(
         starts=[(1, log_of(text))],
         ends=[
-            (1, End(FinishReason.STOP, 3, stop=StopToken(9), cached_prompt_tokens=16)),
-            (2, End(FinishReason.STOP, 3, stop=EndOfText(2))),
-            (3, End(FinishReason.ERROR, 0, error=Failure(ErrorCode.OUT_OF_MEMORY, "full"))),
+            (1, ended(End(FinishReason.STOP, 3, stop=StopToken(9)), cached=16)),
+            (2, ended(End(FinishReason.STOP, 3, stop=EndOfText(2)))),
+            (3, ended(End(FinishReason.ERROR, 0, error=Failure(ErrorCode.OUT_OF_MEMORY, "full")))),
         ],
         released=[5, 2**64 - 1],
     )
