@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.ops import Ops, reference_ops
+from kernels.ops import Ops
 from kernels.paged_attention import Span
 from services.scheduler.engine.api import EngineInfo, Failed, Sampled, SamplingSpec, SequenceKey, Slice
+from services.scheduler.engine.operations import choose_ops
 from services.scheduler.engine.sampling.sampler import Sampler
 from services.scheduler.engine.settings import (
     TorchEngineConfig,
@@ -95,8 +96,8 @@ def load_engine(config: TorchEngineConfig, *, ops: Ops | None = None) -> TorchEn
     """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    chosen = ops or reference_ops()
     device = choose_device(config.device)
+    chosen = ops or choose_ops(device)
     dtype = choose_dtype(config.dtype, device)
     shape = read_config(config.model)
     context = choose_context(config.context_length, shape)
