@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from cli.admin_addresses import published
 from cli.demo import how_to_call, show_answer
 from cli.exit_code import ExitCode
 from cli.model_source import NoModel, model_directory
@@ -39,6 +40,13 @@ async def _up(plan: Plan, services: Sequence[Service], *, demo: bool) -> int:
     terminal = Terminal(sys.stdout)
     supervisor = Supervisor(services, terminal, stop_timeout_s=plan.drain_timeout_s + STOP_MARGIN_S)
     _stop_on_signals(supervisor, terminal)
+    with published(services):
+        return await _run(supervisor, terminal, plan, services, demo=demo)
+
+
+async def _run(
+    supervisor: Supervisor, terminal: Terminal, plan: Plan, services: Sequence[Service], *, demo: bool
+) -> int:
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(supervisor.run())
         if await _wait_ready(supervisor, terminal):
