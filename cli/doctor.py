@@ -21,7 +21,7 @@ from cli.loop import Loop, Snapshot
 LOOK_S = 0.5
 """Between two looks. A healthy delta is on its way for some milliseconds."""
 
-CONFIRM_S = 1.5
+CONFIRM_S = 1.2
 """What looks stuck is looked at again after so long: a busy machine may have been late."""
 
 MARKS = {Severity.STUCK: "[bold red]✗[/]", Severity.BUSY: "[yellow]●[/]", Severity.NOTE: "[blue]·[/]"}

@@ -23,7 +23,7 @@ FLOW = ("gateway", "tokenizer", "detokenizer", "scheduler")
 
 SILENT = "it takes connections and says nothing"
 UNKNOWN = ProcessView()
-ASK_TIMEOUT_S = 1.5
+ASK_TIMEOUT_S = 1.0
 PAGE = 1000
 PAGES_MAX = 4
 

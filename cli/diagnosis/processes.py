@@ -65,12 +65,12 @@ def misfits(case: Case) -> Iterator[Finding]:
 
 
 def hops(case: Case) -> Iterator[Finding]:
-    """A stream between two processes that is down or silent."""
-    for process in case.now.processes:
-        for hop in process.view.hops:
-            finding = _hop(process, hop)
-            if finding is not None:
-                yield finding
+    """A stream between two processes that is down or silent; not the text that can't come because no tokens do."""
+    found = [(hop, _hop(process, hop)) for process in case.now.processes for hop in process.view.hops]
+    without_tokens = {hop.sender for hop, finding in found if finding is not None and hop.what == "tokens"}
+    for hop, finding in found:
+        if finding is not None and not (hop.what == "text" and hop.scheduler in without_tokens):
+            yield finding
 
 
 def unready(case: Case) -> Iterator[Finding]:

@@ -83,8 +83,7 @@ def owed_attempts(case: Case) -> Iterator[Finding]:
             severity=Severity.STUCK,
             link="tokenizer → scheduler",
             what=f"{count(len(lost), 'request')}: the tokenizer counts on an attempt that its scheduler does not have.",
-            advice="the next reconnect reconciles the two, as a restart of the scheduler does. A bug: keep both "
-            "logs.",
+            advice="the next reconnect reconciles the two, as a restart of the scheduler does. A bug: keep both logs.",
             requests=named(lost),
         )
     if orphans:

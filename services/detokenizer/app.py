@@ -53,7 +53,13 @@ class DetokenizerApp:
 
     def add_to_admin(self, server: grpc.aio.Server) -> Sequence[str]:
         """For operators."""
-        inspection = DetokenizerInspection(self._runtime, self._metrics, self._hello, self._servicer.routes)
+        inspection = DetokenizerInspection(
+            self._runtime,
+            self._metrics,
+            hello=self._hello,
+            routes=self._servicer.routes,
+            calls=self._schedulers.calls,
+        )
         return add_admin_services(server, inspection, self._runtime, self.open_requests)
 
     async def serve(self) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from services.detokenizer.route import Route
 from services.detokenizer.sequence import Sequence
 from services.detokenizer.state import Phase
+from services.detokenizer.upstream import TokenStream
 from services.protocol.hello import Hello
 from services.protocol.inspection import process_view
-from services.protocol.views import ChoiceView, Content, HopView, ProcessView, RequestView
+from services.protocol.views import ChoiceView, Content, HopView, ProcessView, RequestView, RouteKey
 from services.runtime.app import Runtime
 from services.runtime.metrics import DetokenizerMetrics, count_of
 
@@ -17,11 +18,20 @@ from services.runtime.metrics import DetokenizerMetrics, count_of
 class DetokenizerInspection:
     """What a detokenizer lets its operators see. It knows attempts, not requests."""
 
-    def __init__(self, runtime: Runtime, metrics: DetokenizerMetrics, hello: Hello, routes: Collection[Route]) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        metrics: DetokenizerMetrics,
+        *,
+        hello: Hello,
+        routes: Collection[Route],
+        calls: Mapping[TokenStream, RouteKey],
+    ) -> None:
         self._runtime = runtime
         self._metrics = metrics
         self._hello = hello
         self._routes = routes
+        self._calls = calls
 
     def hello(self) -> Hello:
         """Who it is."""
@@ -54,9 +64,8 @@ class DetokenizerInspection:
         return None
 
     def _hops(self) -> Iterator[HopView]:
-        for route in self._routes:
-            tokens = route.tokens
-            yield tokens.hop.view("tokens", tokens.address, hello=tokens.peer, route=route.key)
+        for tokens, key in self._calls.items():
+            yield tokens.hop.view("tokens", tokens.address, hello=tokens.peer, route=key)
 
 
 def _choice(sequence: Sequence) -> ChoiceView:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import grpc.aio
@@ -12,6 +12,8 @@ import grpc.aio
 from services.protocol.hello import Hello, from_wire
 from services.protocol.hop import Hop
 from services.protocol.sender import SUSPECT_S
+from services.protocol.views import RouteKey
+from services.protocol.views_wire import route_from_wire
 from services.runtime.client import connect, open_stream
 from services.runtime.clock import Clock
 from services.runtime.errors import TailraceError, Unavailable, from_rpc_error
@@ -24,8 +26,10 @@ class Schedulers:
     """Channels to the schedulers, one per address, opened when first asked for."""
 
     def __init__(self, clock: Clock) -> None:
+        self.calls: dict[TokenStream, RouteKey] = {}
         self._clock = clock
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._hops: dict[tuple[str, str], Hop] = {}
 
     @asynccontextmanager
     async def stream_tokens(
@@ -36,7 +40,25 @@ class Schedulers:
         stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
         request = scheduler_pb2.StreamTokensRequest(route=route)
         async with open_stream(lambda: stub.StreamTokens(request)) as call:
-            yield TokenStream(address, call, suspect_s, Hop(self._clock, "its hello is awaited"))
+            with self._shown(address, route) as hop:
+                tokens = TokenStream(address, call, suspect_s, hop)
+                self.calls[tokens] = route_from_wire(route)
+                try:
+                    yield tokens
+                finally:
+                    del self.calls[tokens]
+
+    @contextmanager
+    def _shown(self, address: str, route: scheduler_pb2.RouteKey) -> Iterator[Hop]:
+        """A hop that is made again and again, and never comes up, is down since the first time."""
+        key = address, route.tokenizer
+        hop = self._hops.setdefault(key, Hop(self._clock, "its hello is awaited"))
+        hop.called()
+        try:
+            yield hop
+        finally:
+            if hop.up:
+                del self._hops[key]
 
     async def close(self) -> None:
         """Closes all channels."""
@@ -75,9 +97,12 @@ class TokenStream:
             async with asyncio.timeout(self._suspect_s):
                 response = await self._call.read()
         except TimeoutError:
+            self.hop.lost(f"it has been silent for {self._suspect_s:g} s")
             raise Unavailable(f"scheduler {self.address} has been silent for {self._suspect_s:g} s") from None
         except grpc.aio.AioRpcError as error:
-            raise self._named(from_rpc_error(error)) from error
+            refusal = from_rpc_error(error)
+            self.hop.lost(refusal.message)
+            raise self._named(refusal) from error
         self.hop.heard()
         if not isinstance(response, scheduler_pb2.StreamTokensResponse):  # gRPC's mark of an end with status OK
             raise Unavailable(f"scheduler {self.address} ended the stream")
