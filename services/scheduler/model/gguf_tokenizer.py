@@ -7,6 +7,7 @@ name that isn't in it is refused: a wrong cut still decodes well and quietly mak
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -14,12 +15,13 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from services.scheduler.model.errors import UnsupportedModelError
 from services.scheduler.model.gguf_file import GgufFile
 
+# Tokens that end an answer though a file may name none of them; its one end-of-text token is often not that of a turn.
+_ENDS_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>")
+
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # token types of the format; 1 is normal, 6 a byte
 
-_LLAMA3_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+_CONTRACTIONS_AND_LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
+_SIGNS_AND_SPACES = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 def _gpt2_words() -> Any:
@@ -30,16 +32,35 @@ def _single_digits() -> Any:
     return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2_words()])
 
 
-def _llama3() -> Any:
-    split = pre_tokenizers.Split(Regex(_LLAMA3_WORDS), behavior="isolated")
+def _digits_by_three() -> Any:
+    return _by_pattern(rf"{_CONTRACTIONS_AND_LETTERS}|\p{{N}}{{1,3}}|{_SIGNS_AND_SPACES}")
+
+
+def _digits_by_one() -> Any:
+    return _by_pattern(rf"{_CONTRACTIONS_AND_LETTERS}|\p{{N}}|{_SIGNS_AND_SPACES}")
+
+
+def _by_pattern(pattern: str) -> Any:
+    split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
     return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
-_WORDS: dict[str, Callable[[], Any]] = {
-    "gpt-2": _gpt2_words,
-    "smollm": _single_digits,
-    "llama-bpe": _llama3,
-    "llama3": _llama3,
+@dataclass(frozen=True, slots=True)
+class _ByteLevel:
+    """How one `tokenizer.ggml.pre` prepares text for its merges, and whether whole words skip them."""
+
+    words: Callable[[], Any]
+    ignore_merges: bool = False
+    normalizer: Callable[[], Any] | None = None
+
+
+_LLAMA3 = _ByteLevel(_digits_by_three, ignore_merges=True)
+_BYTE_LEVEL = {
+    "gpt-2": _ByteLevel(_gpt2_words),
+    "smollm": _ByteLevel(_single_digits),
+    "llama-bpe": _LLAMA3,
+    "llama3": _LLAMA3,
+    "qwen2": _ByteLevel(_digits_by_one, normalizer=normalizers.NFC),
 }
 
 
@@ -64,20 +85,32 @@ def tokenizer_config(gguf: GgufFile) -> dict[str, Any]:
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
-        "model_max_length": int(gguf.require("llama.context_length")),
+        "model_max_length": int(gguf.require(f"{gguf.get('general.architecture')}.context_length")),
         **{f"{short}_token": tokens[index] for short, index in ids.items() if index is not None},
         "chat_template": gguf.get("tokenizer.chat_template"),
     }
 
 
+def end_ids(gguf: GgufFile) -> list[int]:
+    """The ids that end an answer, ascending: those that the file names, and those that end a turn of a chat."""
+    named = {gguf.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")} - {None}
+    kinds = gguf.get("tokenizer.ggml.token_type") or []
+    tokens = enumerate(zip(gguf.require("tokenizer.ggml.tokens"), kinds, strict=False))
+    turns = {index for index, (token, kind) in tokens if kind == _CONTROL and token in _ENDS_OF_TURN}
+    return sorted({int(index) for index in named} | turns)
+
+
 def _byte_level(gguf: GgufFile) -> Tokenizer:
     words = gguf.get("tokenizer.ggml.pre", "gpt-2")
-    if words not in _WORDS:
-        raise UnsupportedModelError(f"tokenizer.ggml.pre is {words!r}; supported: {', '.join(sorted(_WORDS))}")
+    if words not in _BYTE_LEVEL:
+        raise UnsupportedModelError(f"tokenizer.ggml.pre is {words!r}; supported: {', '.join(sorted(_BYTE_LEVEL))}")
+    kind = _BYTE_LEVEL[words]
     vocab = {token: index for index, token in enumerate(gguf.require("tokenizer.ggml.tokens"))}
     merges = [tuple(merge.split(" ", 1)) for merge in gguf.require("tokenizer.ggml.merges")]
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=_WORDS[words] is _llama3))
-    tokenizer.pre_tokenizer = _WORDS[words]()
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=kind.ignore_merges))
+    if kind.normalizer is not None:
+        tokenizer.normalizer = kind.normalizer()
+    tokenizer.pre_tokenizer = kind.words()
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = _begin_of_text(gguf, default=False) or processors.ByteLevel(trim_offsets=False)
     return tokenizer

@@ -1,12 +1,12 @@
-"""Weights from safetensors, one file or numbered shards with an index, each tensor read when it is asked for."""
+"""A model folder's weights, each tensor read when it is asked for: from safetensors, or out of a GGUF file."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -15,27 +15,33 @@ from services.scheduler.model.errors import UnsupportedModelError
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+GGUF = "model.gguf"
+"""In a folder made from a GGUF file: that file, or a link to it."""
+
 _UNUSED_SUFFIX = ".rotary_emb.inv_freq"  # old exports keep this table; it follows from the configuration
+
+Sources = Mapping[str, Callable[[], torch.Tensor]]
+"""Each tensor by Hugging Face's name, and what reads it."""
 
 
 class Weights:
     """The tensors of an open model folder; `take` gives one, `finish` complains of what nobody took."""
 
-    def __init__(self, files: dict[str, Any], dtype: torch.dtype, device: torch.device) -> None:
-        self._files = files
+    def __init__(self, sources: Sources, dtype: torch.dtype, device: torch.device) -> None:
+        self._sources = sources
         self._dtype = dtype
         self._device = device
         self._taken: set[str] = set()
         self.values_taken = 0
 
     def __contains__(self, name: str) -> bool:
-        return name in self._files
+        return name in self._sources
 
     def take(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The tensor under `name` in the engine's dtype or in `dtype`, on its device; raises UnsupportedModelError."""
-        if name not in self._files:
+        if name not in self._sources:
             raise UnsupportedModelError(f"the weights have no tensor {name!r}")
-        tensor: torch.Tensor = self._files[name].get_tensor(name)
+        tensor = self._sources[name]()
         if tensor.shape != shape:
             raise UnsupportedModelError(f"tensor {name!r} is {tuple(tensor.shape)}; the configuration says {shape}")
         self._taken.add(name)
@@ -48,7 +54,7 @@ class Weights:
 
     def finish(self) -> None:
         """Raises UnsupportedModelError if a tensor was left: the model has parts that would be silently missing."""
-        left = [name for name in self._files if name not in self._taken and not name.endswith(_UNUSED_SUFFIX)]
+        left = [name for name in self._sources if name not in self._taken and not name.endswith(_UNUSED_SUFFIX)]
         if left:
             raise UnsupportedModelError(
                 f"the weights hold {len(left)} tensors that the configuration doesn't tell of: {left[0]!r}, …"
@@ -57,13 +63,21 @@ class Weights:
 
 @contextmanager
 def open_weights(folder: Path, dtype: torch.dtype, device: torch.device) -> Iterator[Weights]:
-    """Opens `model.safetensors` or the shards of its index; raises UnsupportedModelError."""
-    with ExitStack() as stack:
-        files: dict[str, Any] = {}
-        for path in _files(folder):
-            file = _opened(stack, path)
-            files |= dict.fromkeys(file.keys(), file)
-        yield Weights(files, dtype, device)
+    """Opens `model.safetensors`, the shards of its index, or `model.gguf`; raises UnsupportedModelError."""
+    yield Weights(_sources(folder), dtype, device)
+
+
+def _sources(folder: Path) -> Sources:
+    if (folder / GGUF).exists():
+        # Imported here: most folders have no such file.
+        from services.scheduler.model.gguf_file import GgufFile
+        from services.scheduler.model.gguf_model import GgufModel
+
+        return GgufModel(GgufFile(folder / GGUF)).tensors()
+    sources: dict[str, Callable[[], torch.Tensor]] = {}
+    for path in _files(folder):
+        sources |= {name: partial(_read, path, name) for name in _names(path)}
+    return sources
 
 
 def _files(folder: Path) -> list[Path]:
@@ -71,7 +85,7 @@ def _files(folder: Path) -> list[Path]:
         return [folder / _SINGLE]
     index = folder / _INDEX
     if not index.exists():
-        raise UnsupportedModelError(f"{folder} has neither {_SINGLE} nor {_INDEX}")
+        raise UnsupportedModelError(f"{folder} has neither {_SINGLE} nor {_INDEX} nor {GGUF}")
     return [folder / name for name in sorted(set(_weight_map(index).values()))]
 
 
@@ -83,8 +97,16 @@ def _weight_map(index: Path) -> dict[str, str]:
     return dict(weight_map)
 
 
-def _opened(stack: ExitStack, path: Path) -> Any:
+def _names(path: Path) -> list[str]:
     try:
-        return stack.enter_context(safe_open(path, framework="pt"))
+        with safe_open(path, framework="pt") as file:
+            return list(file.keys())
     except (OSError, SafetensorError) as error:
         raise UnsupportedModelError(f"{path} can't be read: {error}") from error
+
+
+def _read(path: Path, name: str) -> torch.Tensor:
+    """Maps the file anew, so that its pages leave this process with the tensor, not with the last of all tensors."""
+    with safe_open(path, framework="pt") as file:
+        tensor: torch.Tensor = file.get_tensor(name)
+    return tensor

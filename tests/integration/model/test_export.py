@@ -15,52 +15,19 @@ from transformers import AutoTokenizer
 
 from services.scheduler.model.config_json import read_config
 from services.scheduler.model.errors import UnsupportedModelError
-from services.scheduler.model.export import export, main, save_weights
+from services.scheduler.model.export import export, main
+from services.scheduler.model.exported_folder import save_weights
+from services.scheduler.model.gguf_file import GgufFile
 from services.scheduler.model.weights import open_weights
-from tests.integration.model.small_models import engine_logprobs, load_small_engine
+from tests.integration.model.gguf_files import VOCABULARY, convert, write_small_llama
+from tests.integration.model.small_models import (
+    engine_logprobs,
+    expected_logprobs,
+    load_small_engine,
+    save_small_model,
+)
 
 CPU = torch.device("cpu")
-VOCABULARY = ["<unk>", "<s>", "</s>", *(chr(ord("a") + i) for i in range(26)), "Ġ", "ab", "Ġa"]
-MERGES = ["a b", "Ġ a"]
-
-
-def write_gguf(path: Path, *, architecture: str = "llama", words: str = "gpt-2", drop: str = "", **extra: Any) -> Path:
-    """A Llama of one layer with random weights; `drop` names a metadata key to leave out."""
-    generator = np.random.default_rng(3)
-    writer = gguf.GGUFWriter(path, architecture)
-    numbers = {"block_count": 1, "context_length": 64, "embedding_length": 16, "feed_forward_length": 24}
-    for key, value in {**numbers, "attention.head_count": 2, "attention.head_count_kv": 1}.items():
-        if key != drop:
-            writer.add_uint32(f"{architecture}.{key}", value)
-    writer.add_float32(f"{architecture}.attention.layer_norm_rms_epsilon", 1e-5)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(words)
-    writer.add_token_list(VOCABULARY)
-    writer.add_token_types([2, 3, 3, *[1] * (len(VOCABULARY) - 3)])
-    writer.add_token_merges(MERGES)
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    shapes = {
-        "token_embd.weight": (len(VOCABULARY), 16),
-        "output_norm.weight": (16,),
-        "blk.0.attn_norm.weight": (16,),
-        "blk.0.attn_q.weight": (16, 16),
-        "blk.0.attn_k.weight": (8, 16),
-        "blk.0.attn_v.weight": (8, 16),
-        "blk.0.attn_output.weight": (16, 16),
-        "blk.0.ffn_norm.weight": (16,),
-        "blk.0.ffn_gate.weight": (24, 16),
-        "blk.0.ffn_up.weight": (24, 16),
-        "blk.0.ffn_down.weight": (16, 24),
-        **extra,
-    }
-    for name, shape in shapes.items():
-        writer.add_tensor(name, generator.standard_normal(shape).astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -69,15 +36,51 @@ def embedded_tokenizer(model_directory: Path) -> Tokenizer:
 
 
 def test_exported_folder_loads_and_runs(tmp_path: Path) -> None:
-    export(write_gguf(tmp_path / "small.gguf"), tmp_path / "out")
+    export(write_small_llama(tmp_path / "small.gguf"), tmp_path / "out")
     engine = load_small_engine(tmp_path / "out")
     assert engine.info.eos_token_ids == (2,)
     assert engine_logprobs(engine, [1, 3, 4, 5], [4]).isfinite().all()
     assert Tokenizer.from_file(str(tmp_path / "out/tokenizer.json")).encode("ab a").tokens == ["ab", "Ġa"]
 
 
+GEMMA = {"head_dim": 16, "num_key_value_heads": 1, "pad_token_id": 0, "tie_word_embeddings": True}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Llama": {"num_key_value_heads": 2, "attention_bias": True},
+    "Mistral": {"config": "MistralConfig", "num_key_value_heads": 2, "sliding_window": None},
+    "Qwen 2": {"config": "Qwen2Config", "num_key_value_heads": 2, "tie_word_embeddings": True},
+    "Qwen 3": {"config": "Qwen3Config", "num_key_value_heads": 2, "head_dim": 16},
+    "Gemma": {"config": "GemmaConfig", **GEMMA},
+    "Gemma 2": {
+        "config": "Gemma2Config", "query_pre_attn_scalar": 16, "sliding_window": 9, "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 3.0, **GEMMA,
+    },
+    "Gemma 3": {
+        "config": "Gemma3TextConfig", "query_pre_attn_scalar": 16, "sliding_window": 9, "num_hidden_layers": 7, **GEMMA
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("weights", ["fp32", "link"])
+def test_a_model_converted_to_gguf_computes_what_it_did(tmp_path: Path, family: str, weights: str) -> None:
+    model = save_small_model(tmp_path / "original", **FAMILIES[family])
+    export(convert(model, tmp_path / "small.gguf"), tmp_path / "out", weights=weights)
+    prompt, chunks = [(7 * i * i + 3 * i + 1) % 96 for i in range(40)], [20, 1, 19]
+    got = engine_logprobs(load_small_engine(tmp_path / "out"), prompt, chunks)
+    torch.testing.assert_close(got, expected_logprobs(model, prompt, chunks), rtol=1e-4, atol=1e-4)
+
+
+def test_a_linked_folder_holds_no_weights_and_follows_a_changed_file(tmp_path: Path) -> None:
+    source, out = write_small_llama(tmp_path / "small.gguf"), tmp_path / "out"
+    assert export(source, out, weights="link")
+    assert (out / "model.gguf").resolve() == source
+    assert not export(source, out, weights="link")
+    write_small_llama(source, words="smollm")
+    assert export(source, out, weights="link")
+
+
 def test_rotary_pairs_are_half_a_head_apart_after_export(tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "small.gguf")
+    path = write_small_llama(tmp_path / "small.gguf")
     export(path, tmp_path / "out")
     stored = next(t for t in gguf.GGUFReader(path).tensors if t.name == "blk.0.attn_k.weight").data
     with open_weights(tmp_path / "out", torch.float32, CPU) as weights:
@@ -87,19 +90,19 @@ def test_rotary_pairs_are_half_a_head_apart_after_export(tmp_path: Path) -> None
 
 
 def test_up_to_date_folder_is_left_alone_and_a_changed_source_is_not(tmp_path: Path) -> None:
-    source, out = write_gguf(tmp_path / "small.gguf"), tmp_path / "out"
+    source, out = write_small_llama(tmp_path / "small.gguf"), tmp_path / "out"
     assert export(source, out)
     written = (out / "config.json").stat().st_mtime_ns
     assert not export(source, out)
     assert (out / "config.json").stat().st_mtime_ns == written
-    assert export(source, out, dtype="bf16")
+    assert export(source, out, weights="bf16")
     assert read_config(out).dtype == "bfloat16"
 
 
 @pytest.mark.parametrize(
     ("broken", "named"),
     [
-        ({"architecture": "gemma3"}, "gemma3"),
+        ({"architecture": "phi3"}, "phi3"),
         ({"words": "tekken"}, "tekken"),
         ({"drop": "embedding_length"}, "embedding_length"),
         ({"blk.0.ffn_gate_exps.weight": (24, 16)}, "ffn_gate_exps"),
@@ -109,9 +112,9 @@ def test_refusal_names_the_cause_and_leaves_the_old_folder(
     tmp_path: Path, broken: dict[str, Any], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    export(write_gguf(tmp_path / "small.gguf"), out)
+    export(write_small_llama(tmp_path / "small.gguf"), out)
     before = sorted(path.name for path in tmp_path.iterdir())
-    assert main(["--gguf", str(write_gguf(tmp_path / "broken.gguf", **broken)), "--out", str(out)]) == 1
+    assert main(["--gguf", str(write_small_llama(tmp_path / "broken.gguf", **broken)), "--out", str(out)]) == 1
     assert named in capsys.readouterr().err
     assert load_small_engine(out).info.vocab_size == len(VOCABULARY)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*before, "broken.gguf"])
@@ -165,3 +168,28 @@ def test_embedded_tokenizer_cuts_words_as_the_original(
 )
 def test_embedded_tokenizer_round_trips(embedded_tokenizer: Tokenizer, text: str) -> None:
     assert embedded_tokenizer.decode(embedded_tokenizer.encode(text).ids) == text
+
+
+def test_a_file_cut_anywhere_is_refused_as_gguf(tmp_path: Path) -> None:
+    whole = write_small_llama(tmp_path / "small.gguf").read_bytes()
+    for length in [*range(0, 400, 7), *range(400, len(whole), 997), len(whole) - 1]:
+        cut = tmp_path / "cut.gguf"
+        cut.write_bytes(whole[:length])
+        with pytest.raises(UnsupportedModelError, match=r"cut\.gguf can't be read as GGUF"):
+            GgufFile(cut)
+
+
+def test_dequantised_values_are_those_of_the_package(tmp_path: Path) -> None:
+    values = np.random.default_rng(1).standard_normal((6, 64)).astype(np.float32)
+    kinds = (gguf.GGMLQuantizationType.Q4_1, gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.F16)
+    writer = gguf.GGUFWriter(tmp_path / "packed.gguf", "llama")
+    for kind in kinds:
+        writer.add_tensor(kind.name, gguf.quantize(values, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    tensors = GgufFile(tmp_path / "packed.gguf").tensors
+    for kind in kinds:
+        expected = gguf.dequantize(gguf.quantize(values, kind), kind)
+        torch.testing.assert_close(tensors[kind.name].dequantised(), torch.tensor(expected), rtol=0, atol=0)
