@@ -1,0 +1,73 @@
+"""The same loads on several systems in turn, round by round, so that a busy moment meets all of them alike."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from bench.serving.drive import drive
+from bench.serving.figures import Figures, Objective, figures_of
+from bench.serving.loads import Maker
+from bench.serving.memory import Peak, watched
+from bench.serving.prompts import Prompts
+from bench.serving.targets import Target
+
+
+@dataclass
+class System:
+    """One of those that are compared."""
+
+    name: str
+    weights: str
+    target: Target
+    pids: Sequence[int]
+    peak: Peak = field(default_factory=Peak)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be measured. Everything that is random follows from `seed`; prompts differ from round to round."""
+
+    loads: Mapping[str, Maker]
+    rounds: int
+    objective: Objective
+    seed: int = 1
+
+
+Results = dict[tuple[str, str], list[Figures]]
+"""By system and load, one for each round; a load that a system refuses has none."""
+
+
+async def compare(
+    systems: Sequence[System],
+    plan: Plan,
+    prompts: Callable[[int], Prompts],
+    on_run: Callable[[str, str], None],
+    on_failure: Callable[[str], None],
+) -> Results:
+    """Runs everything; `prompts(seed)` makes the texts. The order of the systems changes from round to round."""
+    results: Results = {}
+    refused: set[tuple[str, str]] = set()
+    for number in range(plan.rounds):
+        for load, maker in plan.loads.items():
+            turn = number % len(systems)
+            for system in (*systems[turn:], *systems[:turn]):
+                key = (system.name, load)
+                if key in refused:
+                    continue
+                on_run(*key)
+                try:
+                    results.setdefault(key, []).append(await _once(system, maker, plan, number, prompts))
+                except* (OSError, NotImplementedError) as failed:
+                    refused.add(key)
+                    on_failure(f"{system.name}, {load}: {failed.exceptions[0]}")
+    return results
+
+
+async def _once(system: System, maker: Maker, plan: Plan, number: int, prompts: Callable[[int], Prompts]) -> Figures:
+    seed = plan.seed * 1000 + number
+    load = maker(prompts(seed), random.Random(seed))
+    async with watched(system.pids, system.peak):
+        answers = await drive(system.target, load, random.Random(seed), lambda: None)
+    return figures_of(answers, plan.objective)
