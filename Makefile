@@ -40,7 +40,7 @@ BUF_READY   := build/node/.buf-$(BUF_VERSION)
 
 say = @printf '\033[1m==> %s\033[0m\n' $(1)
 
-.PHONY: help setup proto model run test test-fast test-text test-nightly fuzz chaos sim check lint format type imports proto-lint proto-breaking docker-lint up down bench clean
+.PHONY: help setup proto model run test test-fast test-text test-nightly fuzz chaos sim check lint format type imports proto-lint proto-breaking docker-lint up down bench bench-serving bench-peers clean
 
 help: ## this list
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} \
@@ -138,6 +138,12 @@ format: setup $(BUF_READY) ## write ruff's and buf's format, and ruff's safe fix
 
 bench: setup proto ## what the return path costs: CPU per token, tokens/s, added latency; table and build/bench/return-path.json
 	@$(PY) -m bench.return_path $(BENCH_ARGS)
+
+bench-serving: setup proto model ## what callers of the whole server get, under loads of all kinds; build/bench/serving.json
+	@$(PY) -m bench.serving $(BENCH_ARGS)
+
+bench-peers: setup proto model ## the same beside other servers with the same model; build/bench/peers.json
+	@$(PY) -m bench.peers $(BENCH_ARGS)
 
 $(BUF_READY):
 	@command -v npm >/dev/null || { echo "buf comes through npm, which was not found" >&2; exit 1; }
