@@ -20,6 +20,7 @@ from services.runtime.phase import Phase
 from services.runtime.token_histogram import TokenHistogram
 
 FINISH_REASONS = ("STOP", "LENGTH", "ABORTED", "DEADLINE", "ERROR")
+LET_GO = ("CLAIMED", "LEFT", "LOST")
 CALLER_PHASES = ("OPEN", "FINISHED", "DETACHED", "GONE")
 ENGINE_PHASES = ("SUBMITTING", "RUNNING", "ENDED", "RELEASING")
 TRANSPORTS = ("grpc", "http")
@@ -103,7 +104,7 @@ class GatewayMetrics:
 
 
 class TokenizerMetrics:
-    """The ledger and the path of every answer; accepted_total is the sum of requests_total and what is open."""
+    """The ledger and the path of every answer; accepted_total is requests_total, let_go_total and what is open."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         name = "tailrace_tokenizer_"
@@ -119,6 +120,12 @@ class TokenizerMetrics:
 
         self.accepted_total = counter("accepted_total", "Requests entered in the ledger.")
         self.requests_total = counter("requests_total", "Requests that ended, by finish reason.", "reason")
+        self.claimed_total = counter("claimed_total", "Requests taken over from another tokenizer.")
+        self.let_go_total = counter(
+            "let_go_total",
+            "Requests cut here before their end: claimed by another tokenizer, left to one, or lost while taken over.",
+            "cut",
+        )
         self.open_requests = gauge("open_requests", "Requests in the ledger, by the caller's phase.", "phase")
         self.open_attempts = gauge("open_attempts", "Attempts in the ledger, by the engine's phase.", "phase")
         self.retained_answers = gauge("retained_answers", "Finished answers that are kept for a caller to read.")
@@ -149,6 +156,7 @@ class TokenizerMetrics:
             "finish_to_release_seconds", "From the caller's end to nothing being remembered.", _RELEASE
         )
         _each(self.requests_total, FINISH_REASONS)
+        _each(self.let_go_total, LET_GO)
         _each(self.open_requests, CALLER_PHASES)
         _each(self.open_attempts, ENGINE_PHASES)
 

@@ -22,12 +22,21 @@ STALE_OWNER = "STALE_OWNER"
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """What a claimer gets: its fence, the current attempt with its record, and the earlier ones, oldest first."""
+    """What a claimer gets: its fence, the record, and the attempts, oldest first; the last one is the current one."""
 
     fence: int
-    attempt_id: int
     record: bytes
-    earlier_attempt_ids: tuple[int, ...]
+    attempts: tuple[HeldAttempt, ...]
+
+    @property
+    def attempt_id(self) -> int:
+        """The current attempt."""
+        return self.attempts[-1].attempt_id
+
+    @property
+    def earlier_attempt_ids(self) -> tuple[int, ...]:
+        """Those before it."""
+        return tuple(attempt.attempt_id for attempt in self.attempts[:-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +158,7 @@ class Ownership:
             attempt.number = attempt_number
         for attempt, _ in moved:
             self._give(attempt, owner, now)
-        *earlier, current = (attempt.submission.attempt_id for attempt in request.in_order())
-        return Claimed(request.fence, current, request.record, tuple(earlier)), moved
+        return Claimed(request.fence, request.record, tuple(_held(attempt) for attempt in request.in_order())), moved
 
     def check_integrity(self, attempts: Iterable[Attempt]) -> None:
         """Raises AssertionError when an attempt is in no request or lease, or in a wrong one."""

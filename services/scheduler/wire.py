@@ -13,7 +13,7 @@ from services.runtime.error_tree import InvalidRequest
 from services.scheduler.call import Rows
 from services.scheduler.effects import Load
 from services.scheduler.engine.api import Logprobs, SamplingSpec
-from services.scheduler.ownership import Claimed, Held, Reconciled
+from services.scheduler.ownership import Claimed, Held, HeldAttempt, Reconciled
 from services.scheduler.submission import ChoiceStart, Route, Submission, TextPlan
 from services.scheduler.token_log import TokenLog
 from tailrace.v1 import common_pb2, scheduler_pb2
@@ -83,6 +83,7 @@ def claimed_to_wire(epoch: int, claimed: Claimed) -> scheduler_pb2.ClaimResponse
         attempt_id=claimed.attempt_id,
         record=claimed.record,
         earlier_attempt_ids=claimed.earlier_attempt_ids,
+        attempts=[_held_to_wire(attempt) for attempt in claimed.attempts],
     )
 
 
@@ -97,18 +98,7 @@ def held_to_wire(epoch: int, held: Held) -> scheduler_pb2.FindResponse:
         record=held.record,
         prompt_ids=held.prompt_ids,
         deadline_in_ms=0 if left_s is None else max(round(left_s * 1000), 1),
-        attempts=[
-            scheduler_pb2.HeldAttempt(
-                attempt_id=attempt.attempt_id,
-                fence=attempt.fence,
-                attempt_number=attempt.attempt_number,
-                choices=[
-                    scheduler_pb2.HeldChoice(choice=choice, token_offset=tokens, ended=ended)
-                    for choice, tokens, ended in attempt.choices
-                ],
-            )
-            for attempt in held.attempts
-        ],
+        attempts=[_held_to_wire(attempt) for attempt in held.attempts],
     )
 
 
@@ -180,6 +170,18 @@ def load_to_wire(load: Load) -> scheduler_pb2.StreamLoadResponse:
             block_size=load.block_size,
             draining=load.draining,
         )
+    )
+
+
+def _held_to_wire(attempt: HeldAttempt) -> scheduler_pb2.HeldAttempt:
+    return scheduler_pb2.HeldAttempt(
+        attempt_id=attempt.attempt_id,
+        fence=attempt.fence,
+        attempt_number=attempt.attempt_number,
+        choices=[
+            scheduler_pb2.HeldChoice(choice=choice, token_offset=tokens, ended=ended)
+            for choice, tokens, ended in attempt.choices
+        ],
     )
 
 

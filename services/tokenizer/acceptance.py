@@ -38,13 +38,24 @@ def pin(
             f"has {len(prompt_ids)} tokens; the context holds {context_length}, of which one at least is for output",
         )
     stopping = request.stopping
-    max_tokens = min(stopping.max_tokens or room, room)
     seed = request.sampling.seed
+    return pin_as(
+        request,
+        prompt_ids,
+        request_id=request.request_id or f"req-{random_bits(96):024x}",
+        seed=random_bits(64) if seed is None else seed,
+        max_tokens=min(stopping.max_tokens or room, room),
+    )
+
+
+def pin_as(request: ValidRequest, prompt_ids: Sequence[int], *, request_id: str, seed: int, max_tokens: int) -> Pinned:
+    """The same with what was fixed before, as another tokenizer left it."""
+    stopping = request.stopping
     return Pinned(
         replace(
             request,
-            request_id=request.request_id or f"req-{random_bits(96):024x}",
-            sampling=replace(request.sampling, seed=random_bits(64) if seed is None else seed),
+            request_id=request_id,
+            sampling=replace(request.sampling, seed=seed),
             stopping=replace(stopping, max_tokens=max_tokens, min_tokens=min(stopping.min_tokens, max_tokens)),
         ),
         prompt_ids,

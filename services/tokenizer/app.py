@@ -59,6 +59,7 @@ class TokenizerApp:
         )
         self._gauges = LedgerGauges(self.ledger, metrics)
         self._links: dict[str, SchedulerLink] = {}
+        self._draining = False
         observer = Observer(metrics, runtime.clock)
         self._inspection = TokenizerInspection(
             runtime,
@@ -84,6 +85,7 @@ class TokenizerApp:
                 config.detokenizers,
                 name=runtime.name,
                 hello=self._hello,
+                card=card,
                 attempts=self.ledger.attempts,
                 perform=self._shell.perform,
                 on_change=self._routes_changed,
@@ -116,11 +118,14 @@ class TokenizerApp:
         return len(self.ledger)
 
     async def drain(self) -> None:
-        """Refuses new requests and waits for the open ones."""
+        """Refuses new requests, which its gateways are told, and waits for the open ones."""
+        self._draining = True
+        self._routes_changed()
         await self._shell.drain()
 
     async def close(self) -> None:
-        """Ends what is left with ABORTED, and releases it."""
+        """Leaves what is left to another tokenizer, and cuts its streams; whole answers are still taken."""
+        self._shell.leave()
         self._gateways.expire(math.inf)  # those that are away will not take their ends any more
         await self._shell.close(CLOSE_TIMEOUT_S)
         self._gateways.close()
@@ -134,4 +139,6 @@ class TokenizerApp:
         ready = any(link.live for link in self._links.values())
         why = "; ".join(f"scheduler {link.address}: {link.why_not}" for link in self._links.values() if not link.live)
         self._runtime.set_ready(ready, "" if ready else why)
+        if self._draining:
+            ready, why = False, "it is draining"
         self._gateways.tell(Readiness(ready, "" if ready else why))

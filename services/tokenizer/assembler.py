@@ -13,7 +13,7 @@ from itertools import repeat
 from services.protocol.answer import ChoiceLog, IntegrityError
 from services.protocol.events import Failure, Finish, FinishReason, StopMatch, TokenInfo
 from services.tokenizer.attempts import Attempts
-from services.tokenizer.effects import Effects, Progressed, Resubscribe, SendRelease, Wake
+from services.tokenizer.effects import Effects, Progressed, Resubscribe, Wake
 from services.tokenizer.entry import Attempt, Entry
 
 MAX_GAPS = 3
@@ -124,15 +124,15 @@ class RouteCall:
         self._sequences.setdefault(start.attempt_id, []).append(start.sequence)
         attempt = self._attempts.get(start.attempt_id)
         if attempt is None:
-            # The scheduler holds what nobody here remembers: it is told, and its rows are passed over.
+            # The scheduler holds what nobody here remembers: its rows are passed over.
             self._slots[start.sequence] = None
-            return [SendRelease(self._scheduler, start.attempt_id)]
+            return self._attempts.unknown(self._scheduler, start.attempt_id)
         entry = attempt.entry
         if start.choice not in attempt.choices:
             raise _Gap(f"a sequence for choice {start.choice}, which was not asked for")
         slot = _Slot(attempt, start.choice, entry, entry.log.choices[start.choice])
-        # Another attempt has taken the place of an abandoned one; two at once must not write into one answer.
-        self._slots[start.sequence] = None if attempt.abandoned else slot
+        # Where another attempt has taken its place, two at once must not write into one answer.
+        self._slots[start.sequence] = None if attempt.abandoned or start.choice in attempt.passed_over else slot
         effects = self._attempts.accepted(attempt, self._epoch)
         attempt.in_call = True
         return effects
@@ -193,7 +193,7 @@ class RouteCall:
 
     def _finish(self, finish: TextFinish, now: float) -> Effects:
         slot = self._slot(finish.sequence)
-        if slot is None or slot.entry.completed:
+        if slot is None or slot.entry.completed or slot.entry.cut is not None:
             return []
         if finish.text_offset > slot.log.text_length:
             why = f"a finish at code point {finish.text_offset} after {slot.log.text_length}"

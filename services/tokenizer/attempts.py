@@ -9,10 +9,19 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from services.protocol.events import ErrorCode, Failure, Finish, FinishReason
-from services.runtime.error_tree import TailraceError
+from services.runtime.error_tree import TailraceError, Unavailable
 from services.tokenizer.book import Book
-from services.tokenizer.effects import Accept, Effects, SendRelease, Unacceptable, Wake
-from services.tokenizer.entry import Attempt
+from services.tokenizer.effects import (
+    Accept,
+    Effects,
+    Reconcile,
+    Resubscribe,
+    SendRelease,
+    Submit,
+    Unacceptable,
+    Wake,
+)
+from services.tokenizer.entry import Attempt, Cut
 from services.tokenizer.failover import Failover
 from services.tokenizer.schedulers import Schedulers
 from services.tokenizer.state import EngineEvent, EnginePhase
@@ -23,6 +32,13 @@ MARKER_GRACE_S = 10.0
 
 EPOCH_GRACE_S = 3.0
 """How long an attempt's epoch and its route's may differ: one of the two is old, and by then it is known which."""
+
+
+ASK_AGAIN_S = 1.0
+"""After which a scheduler is asked again what became of an attempt that it released without being told."""
+
+STALE_OWNER = "STALE_OWNER"
+"""With this reason a scheduler refuses what comes from a tokenizer from whom the request was claimed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +56,7 @@ class Attempts:
         self._book = book
         self._schedulers = schedulers
         self._failover = failover
+        self._parked: dict[str, set[int]] = {}
 
     def __iter__(self) -> Iterator[Attempt]:
         return iter(self._book.attempts.values())
@@ -70,11 +87,21 @@ class Attempts:
         attempt.settled = True
         if attempt.phase not in (EnginePhase.SUBMITTING, EnginePhase.RELEASING):
             return []
-        effects = self._book.refuse(attempt.entry, error, now)
-        if attempt.epoch == 0:
-            effects += self._book.released(attempt, EngineEvent.REFUSED, now)
-            effects += self._failover.refused(attempt, error, now)
-        return [*effects, *self._book.settle(attempt.entry, now)]
+        if attempt.epoch:
+            return [*self._book.refuse(attempt.entry, error, now), *self._book.settle(attempt.entry, now)]
+        return [*self._refused(attempt, error, now), *self._book.settle(attempt.entry, now)]
+
+    def _refused(self, attempt: Attempt, error: TailraceError, now: float) -> Effects:
+        effects = self._book.released(attempt, EngineEvent.REFUSED, now)
+        entry = attempt.entry
+        if error.reason == STALE_OWNER and entry.accepted:
+            return [*effects, *self._book.let_go(entry, Cut.CLAIMED, now)]
+        if isinstance(error, Unavailable) and not entry.accepted and not entry.caller_is_final:
+            # One that drains or still loads: nobody waits for an answer yet that it could have begun.
+            other = self._schedulers.least_busy(tried={attempt.scheduler for attempt in entry.attempts})
+            if other is not None:
+                return [*effects, Submit(self._book.new_attempt(entry, other))]
+        return [*effects, *self._book.refuse(entry, error, now), *self._failover.refused(attempt, error, now)]
 
     def submit_failed(self, attempt_id: int, error: TailraceError, now: float) -> Effects:
         """Nobody knows whether the scheduler has the attempt: Release keeps a late Submit out."""
@@ -94,7 +121,7 @@ class Attempts:
         for attempt in self._book.known(attempt_ids):
             attempt.release_answered_at, attempt.release_epoch = now, epoch
             if attempt.epoch not in (0, epoch):
-                effects += self._lose(attempt, now)
+                effects += self.lose(attempt, now)
                 continue
             self._book.timers.add(now + MARKER_GRACE_S, attempt.entry)
             effects += self._book.settle(attempt.entry, now)
@@ -104,7 +131,7 @@ class Attempts:
 
     def accepted(self, attempt: Attempt, epoch: int) -> Effects:
         """An answer or an event proves that the scheduler has the attempt."""
-        if attempt.epoch == 0:
+        if attempt.phase is EnginePhase.SUBMITTING or attempt.epoch == 0:
             attempt.epoch = epoch
             attempt.in_call = self._schedulers.epoch(attempt.scheduler) != 0
         attempt.apply(EngineEvent.ACCEPTED)
@@ -112,7 +139,8 @@ class Attempts:
         entry = attempt.entry
         if not attempt.abandoned:
             entry.stranded_at = None
-        if entry.accepted or entry.caller_is_final:
+        on_their_way = any(attempt.phase is EnginePhase.SUBMITTING for attempt in entry.attempts)
+        if entry.accepted or entry.caller_is_final or on_their_way:
             return effects
         entry.accepted = True
         return [*effects, Accept(entry)]
@@ -147,11 +175,45 @@ class Attempts:
         return []
 
     def marker_seen(self, attempt: Attempt, now: float) -> Effects:
-        """The scheduler has forgotten the attempt: nothing of it follows, in this call or another."""
+        """The scheduler has forgotten the attempt, or given it to another: nothing of it follows in this call."""
         attempt.marker_seen = True
-        if attempt.phase is not EnginePhase.RELEASING:
-            return self._lose(attempt, now)  # it did so without being told
-        return self._book.settle(attempt.entry, now)
+        if attempt.phase is EnginePhase.RELEASING:
+            return self._book.settle(attempt.entry, now)
+        return self._ask(attempt, now)
+
+    def _ask(self, attempt: Attempt, now: float) -> Effects:
+        """It did so without being told. Whether the attempt is lost or somebody else's, Reconcile's answer says."""
+        self._book.timers.add(now + ASK_AGAIN_S, attempt.entry)
+        return [Reconcile(attempt.scheduler)]
+
+    def stale(self, attempt_ids: Iterable[int], now: float) -> Effects:
+        """Another tokenizer has claimed these: their requests are not ours any more, and nothing is done to them."""
+        effects: Effects = []
+        for attempt in self._book.known(attempt_ids):
+            effects += self._book.released(attempt, EngineEvent.LOST, now)
+            if not attempt.abandoned:
+                effects += self._book.let_go(attempt.entry, Cut.CLAIMED, now)
+            effects += self._book.settle(attempt.entry, now)
+        return effects
+
+    def unknown(self, scheduler: str, attempt_id: int) -> Effects:
+        """A sequence began of an attempt that nobody here remembers: its scheduler is told to forget it.
+
+        Unless something is being claimed there, of which the scheduler may have more than it said at first.
+        """
+        if any(attempt.claiming for attempt in self._book.at(scheduler)):
+            self._parked.setdefault(scheduler, set()).add(attempt_id)
+            return []
+        return [SendRelease(scheduler, attempt_id)]
+
+    def unpark(self, scheduler: str) -> Effects:
+        """A claim was answered: what was unknown until then is read from its beginning, or not wanted by anybody."""
+        if any(attempt.claiming for attempt in self._book.at(scheduler)):
+            return []
+        parked = self._parked.pop(scheduler, set())
+        known = {attempt.attempt_id for attempt in self._book.known(parked)}
+        releases: Effects = [SendRelease(scheduler, attempt_id) for attempt_id in parked - known]
+        return [*releases, Resubscribe(scheduler, "a claim brought what had begun before")] if known else releases
 
     def spoiled(self, attempt: Attempt, why: str, now: float) -> Effects:
         """Two accounts of the attempt's output differ: nothing more of it may be sent."""
@@ -171,6 +233,7 @@ class Attempts:
     def route_lost(self, scheduler: str, now: float) -> Effects:
         """The call is over: no marker comes through it any more, and the next one starts from token 0."""
         self._schedulers.closed(scheduler)
+        self._parked.pop(scheduler, None)
         effects: Effects = []
         for attempt in self._book.at(scheduler):
             attempt.in_call = False
@@ -180,21 +243,21 @@ class Attempts:
     def scheduler_seen(self, scheduler: str, epoch: int, now: float) -> Effects:
         """The scheduler told its epoch: attempts that another one accepted are lost."""
         lost = [attempt for attempt in self._book.at(scheduler) if attempt.epoch not in (0, epoch)]
-        return [effect for attempt in lost for effect in self._lose(attempt, now)]
+        return [effect for attempt in lost for effect in self.lose(attempt, now)]
 
     def scheduler_lost(self, scheduler: str, now: float) -> Effects:
         """The scheduler is given up: everything it had accepted is lost."""
         lost = [attempt for attempt in self._book.at(scheduler) if attempt.epoch or attempt.settled]
-        effects = [effect for attempt in lost for effect in self._lose(attempt, now)]
+        effects = [effect for attempt in lost for effect in self.lose(attempt, now)]
         return [*effects, *self._failover.resubmit()]
 
     def scheduler_silent(self, scheduler: str, now: float) -> Effects:
         """The scheduler answers nobody, but may be back with all that it knew: given up only where another is there."""
         return self.scheduler_lost(scheduler, now) if self._schedulers.other_than(scheduler) else []
 
-    def loaded(self, scheduler: str, sequences: int) -> None:
-        """The scheduler told how many sequences wait and run there."""
-        self._schedulers.loaded(scheduler, sequences)
+    def loaded(self, scheduler: str, sequences: int, *, draining: bool) -> None:
+        """The scheduler told how many sequences wait and run there, and whether it takes more."""
+        self._schedulers.loaded(scheduler, sequences, draining=draining)
 
     def wanted(self, scheduler: str) -> Wanted:
         """What to reconcile with. Attempts from the first unanswered Submit on are not judged: it may be on its way."""
@@ -204,12 +267,14 @@ class Attempts:
         live = (a for a in mine if a.number <= highest and a.phase is not EnginePhase.RELEASING)
         return Wanted(highest, tuple(attempt.attempt_id for attempt in live))
 
-    def reconciled(self, scheduler: str, epoch: int, missing_ids: Iterable[int], now: float) -> Effects:
-        """The scheduler said which of the wanted attempts it does not have."""
-        effects = self.scheduler_seen(scheduler, epoch, now)
+    def reconciled(
+        self, scheduler: str, epoch: int, missing_ids: Iterable[int], now: float, *, stale_ids: Iterable[int] = ()
+    ) -> Effects:
+        """The scheduler said which of the wanted attempts it does not have, or has for somebody else."""
+        effects = [*self.scheduler_seen(scheduler, epoch, now), *self.stale(stale_ids, now)]
         for attempt in self._book.known(missing_ids):
             if attempt.phase is not EnginePhase.RELEASING:
-                effects += self._lose(attempt, now)
+                effects += self.lose(attempt, now)
         return [*effects, *self._failover.resubmit()]
 
     def overdue(self, attempt: Attempt, now: float) -> Effects:
@@ -217,7 +282,9 @@ class Attempts:
         if past(attempt.release_answered_at, MARKER_GRACE_S, now):
             attempt.in_call = False
         if past(attempt.doubted_at, EPOCH_GRACE_S, now) and self._in_doubt(attempt):
-            return self._lose(attempt, now)
+            return self.lose(attempt, now)
+        if attempt.marker_seen and attempt.counts:
+            return self._ask(attempt, now)
         return []
 
     def _in_doubt(self, attempt: Attempt) -> bool:
@@ -225,8 +292,8 @@ class Attempts:
         current = self._schedulers.epoch(attempt.scheduler)
         return bool(current and attempt.epoch and attempt.epoch != current)
 
-    def _lose(self, attempt: Attempt, now: float) -> Effects:
-        """The scheduler's incarnation that had the attempt is gone."""
+    def lose(self, attempt: Attempt, now: float) -> Effects:
+        """The scheduler's incarnation that had the attempt is gone, or has forgotten it."""
         if attempt.released:
             return []
         entry = attempt.entry

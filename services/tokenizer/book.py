@@ -10,11 +10,24 @@ from collections.abc import Callable, Iterable
 
 from services.protocol.events import Failure, Finish, FinishReason
 from services.runtime.error_tree import Superseded, TailraceError
-from services.tokenizer.effects import Effects, Finished, Forget, Refuse, Released, SendRelease, Wake
-from services.tokenizer.entry import Attempt, Entry
+from services.tokenizer.effects import (
+    Effects,
+    Finished,
+    Forget,
+    LetGo,
+    Refuse,
+    Released,
+    SendAbort,
+    SendRelease,
+    Wake,
+)
+from services.tokenizer.entry import Attempt, Cut, Entry
 from services.tokenizer.retention import Retention
 from services.tokenizer.state import CallerEvent, EngineEvent
 from services.tokenizer.timers import Timers
+
+END_GRACE_S = 1.0
+"""How long the engine may take to end what was aborted or is past its deadline; then we end it ourselves."""
 
 
 class Book:
@@ -37,18 +50,27 @@ class Book:
 
     def new_attempt(self, entry: Entry, scheduler: str) -> Attempt:
         """One more run of an entry's unfinished choices."""
-        self.highest_number += 1
-        attempt_id = self._random_bits(64) or 1
-        attempt = Attempt(
-            attempt_id=attempt_id,
-            number=self.highest_number,
-            scheduler=scheduler,
-            entry=entry,
-            choices=tuple(choice for choice, log in enumerate(entry.log.choices) if log.finish is None),
-            progress_before=entry.progress,
+        return self.add(
+            Attempt(
+                attempt_id=self._random_bits(64) or 1,
+                number=self.next_number(),
+                scheduler=scheduler,
+                entry=entry,
+                choices=entry.uncovered,
+                progress_before=entry.progress,
+            )
         )
-        entry.attempts.append(attempt)
-        self.attempts[attempt_id] = attempt
+
+    def next_number(self) -> int:
+        """The next place in this process's count of attempts."""
+        self.highest_number += 1
+        return self.highest_number
+
+    def add(self, attempt: Attempt) -> Attempt:
+        """An attempt of an entry that is here."""
+        assert attempt.attempt_id not in self.attempts
+        attempt.entry.attempts.append(attempt)
+        self.attempts[attempt.attempt_id] = attempt
         return attempt
 
     def known(self, attempt_ids: Iterable[int]) -> list[Attempt]:
@@ -76,6 +98,7 @@ class Book:
         """Ends every unfinished choice, and so the answer, without the engine."""
         if entry.completed:
             return []
+        entry.ended_here = True
         for choice, log in enumerate(entry.log.choices):
             if log.finish is None:
                 entry.log.finish(Finish(choice, reason, len(log.token_ids), error=failure))
@@ -89,6 +112,24 @@ class Book:
         entry.log.complete(entry.usage_now())
         return [Finished(entry)]
 
+    def let_go(self, entry: Entry, cut: Cut, now: float) -> Effects:
+        """Another tokenizer has the request, or may, or nobody has: its readers are cut, and no end is invented.
+
+        Nothing that another one may have is touched: a Release names its sender, and one that is LEFT gets none.
+        """
+        if entry.completed or entry.caller_is_final:
+            return self.settle(entry, now)
+        entry.cut = cut
+        entry.apply(CallerEvent.TAKEN)
+        entry.finished_at = entry.finished_at or now
+        effects: Effects = [LetGo(entry), Wake((entry,))]
+        if not entry.accepted:
+            effects.append(Refuse(entry, Superseded(f"request {entry.request_id!r} is not here any more")))
+        if cut is Cut.LEFT:
+            for attempt in self.known(attempt.attempt_id for attempt in entry.attempts):
+                effects += self.released(attempt, EngineEvent.LOST, now)
+        return [*effects, *self.settle(entry, now)]
+
     # -- release
 
     def settle(self, entry: Entry, now: float) -> Effects:
@@ -98,6 +139,9 @@ class Book:
             if attempt.release_is_due:
                 attempt.apply(EngineEvent.RELEASE)
                 effects.append(SendRelease(attempt.scheduler, attempt.attempt_id))
+            elif attempt.abort_is_due:
+                attempt.aborted = True
+                effects.append(SendAbort(attempt))
             if attempt.nothing_follows:
                 effects += self.released(attempt, EngineEvent.RELEASED, now)
         if entry.detached and entry.completed and self.retention.closed:

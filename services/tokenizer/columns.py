@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from services.protocol.answer import AnswerLog, ChoiceLog
 from services.protocol.events import Finish, TokenInfo, Usage
+from services.tokenizer.entry import Cut
 
 MAX_ROW_TOKENS = 2048
 """Most tokens in a row that carries token-level output, which may take half a kilobyte a token."""
@@ -23,11 +24,12 @@ _TOKEN_WEIGHT, _INFO_WEIGHT, _TOP_WEIGHT = 12, 32, 24  # bytes on the wire, abou
 
 
 class EventColumns:
-    """One message: row i is entry i of each column; finishes and completions stand beside them."""
+    """One message: row i is entry i of each column; finishes, completions and cuts stand beside them."""
 
     __slots__ = (
         "choices",
         "completions",
+        "cuts",
         "finishes",
         "info_bytes",
         "row_tokens",
@@ -52,12 +54,13 @@ class EventColumns:
         self.row_tokens: list[tuple[int, Sequence[TokenInfo]]] = []
         self.finishes: list[tuple[int, Finish]] = []
         self.completions: list[tuple[int, Usage]] = []
+        self.cuts: list[tuple[int, Cut]] = []
         self.several_choices = False
         self.several_tokens = False
         self.info_bytes = 0
 
     def __bool__(self) -> bool:
-        return bool(self.stream_ids or self.finishes or self.completions)
+        return bool(self.stream_ids or self.finishes or self.completions or self.cuts)
 
     @property
     def weight_bytes(self) -> int:

@@ -14,17 +14,15 @@ from services.protocol.events import AbortOutcome, FinishReason, Started
 from services.protocol.request import ValidRequest
 from services.runtime.error_tree import AlreadyExists, DeadlineExceeded, NotFound, Overloaded, Superseded, Unavailable
 from services.tokenizer.attempts import Attempts
-from services.tokenizer.book import Book
+from services.tokenizer.book import END_GRACE_S, Book
+from services.tokenizer.claims import Claims
 from services.tokenizer.effects import Effects, Refuse, SendAbort, Submit
-from services.tokenizer.entry import Entry, Pinned
+from services.tokenizer.entry import Cut, Entry, Pinned
 from services.tokenizer.failover import Failover
 from services.tokenizer.retention import Retention
 from services.tokenizer.schedulers import Schedulers
 from services.tokenizer.state import CallerEvent, CallerPhase
 from services.tokenizer.timers import past
-
-END_GRACE_S = 1.0
-"""How long the engine may take to end what was aborted or is past its deadline; then we end it ourselves."""
 
 
 class Ledger:
@@ -50,6 +48,7 @@ class Ledger:
         self.schedulers = Schedulers()
         self._failover = Failover(self._book, self.schedulers, grace_s=engine_grace_s)
         self.attempts = Attempts(self._book, self.schedulers, self._failover)
+        self.claims = Claims(self._book, self.attempts)
 
     def __len__(self) -> int:
         return len(self._book.entries)
@@ -105,6 +104,11 @@ class Ledger:
             raise NotFound(f"request {request_id!r} with this resume token")
         return entry
 
+    def live(self, tenant: str, request_id: str) -> Entry | None:
+        """The request with this id that somebody reads or may read here."""
+        entry = self._book.current.get((tenant, request_id))
+        return None if entry is None or entry.caller_is_final else entry
+
     def attach(self, entry: Entry) -> None:
         """One more reads it."""
         if entry.detached:
@@ -154,12 +158,17 @@ class Ledger:
             return AbortOutcome.ABORTING, entry, self._book.end(entry, FinishReason.ABORTED, now)
         return AbortOutcome.ABORTING, entry, [SendAbort(attempt) for attempt in running]
 
-    def end_all(self, now: float) -> Effects:
-        """Shutting down: what is open ends with ABORTED, whole and at once."""
+    def drop(self, entry: Entry, now: float) -> Effects:
+        """Nobody is to come back for a detached request."""
+        return self._gone(entry, CallerEvent.EXPIRED, now) if entry.detached else []
+
+    def leave_all(self, now: float) -> Effects:
+        """Stopping: what is open is left at its schedulers for another tokenizer; whole answers are still read here."""
         effects = self.keep_nothing(now)
         for entry in list(self):
-            effects += self._book.refuse(entry, Unavailable("the tokenizer is shutting down"), now)
-            effects += [*self._book.end(entry, FinishReason.ABORTED, now), *self._book.settle(entry, now)]
+            if not entry.held:
+                effects += self._book.refuse(entry, Unavailable("the tokenizer is shutting down"), now)
+            effects += self._book.let_go(entry, Cut.LEFT, now)
         return effects
 
     def _keep(self, entry: Entry, until: float) -> None:

@@ -17,6 +17,22 @@ class Submit:
 
 
 @dataclass(frozen=True, slots=True)
+class Claim:
+    """Claim this entry at a scheduler, with this attempt number, until it answers; tell the claims what came of it."""
+
+    entry: Entry
+    scheduler: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reconcile:
+    """Ask a scheduler what became of attempts that it says it has released without being told; tell the attempts."""
+
+    scheduler: str
+
+
+@dataclass(frozen=True, slots=True)
 class SendAbort:
     """Have the scheduler stop an attempt; repeat until it answers."""
 
@@ -84,6 +100,13 @@ class Released:
 
 
 @dataclass(frozen=True, slots=True)
+class LetGo:
+    """The entry is no longer ours, and its readers are cut: see `entry.cut`. Counted and logged."""
+
+    entry: Entry
+
+
+@dataclass(frozen=True, slots=True)
 class Forget:
     """The entry is gone from the ledger; nothing of it is remembered anywhere."""
 
@@ -100,6 +123,8 @@ class Resubscribe:
 
 Effect = (
     Submit
+    | Claim
+    | Reconcile
     | SendAbort
     | SendRelease
     | Accept
@@ -109,6 +134,7 @@ Effect = (
     | Finished
     | Unacceptable
     | Released
+    | LetGo
     | Forget
     | Resubscribe
 )

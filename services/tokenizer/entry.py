@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Protocol
 
 from services.protocol.answer import AnswerLog
@@ -18,6 +19,17 @@ from services.tokenizer.state import (
     after_caller,
     after_engine,
 )
+
+
+class Cut(Enum):
+    """Why nothing more is sent of an answer that has not ended; the values are the contract's."""
+
+    CLAIMED = 1
+    """Another tokenizer has claimed the request."""
+    LEFT = 2
+    """This process stops and leaves the request at its scheduler, for another one to claim."""
+    LOST = 3
+    """What the scheduler held is gone before it was rebuilt here."""
 
 
 class Reader(Protocol):
@@ -45,6 +57,9 @@ class Entry:
 
     `stranded_at`: since when no scheduler has it, though one had; `fruitless`: attempts in a row that died without a
     new token. `kept_until`: until when it stays though nobody reads it. `finished_at`: since when a caller has its end.
+    `record`: what is left at schedulers for a claimer. `held`: of a claimed one, tokens per choice that its schedulers
+    hold, so that callers may have as many; until its log has them it must not be generated anew. `ended_here`: its end
+    is ours, and not what its scheduler and detokenizer would tell again.
     """
 
     tenant: str
@@ -53,6 +68,11 @@ class Entry:
     log: AnswerLog
     opened_at: float
     deadline: float | None = None
+    fence: int = 1
+    record: bytes = b""
+    held: tuple[int, ...] = ()
+    cut: Cut | None = None
+    ended_here: bool = False
     caller: CallerPhase = CallerPhase.OPEN
     attempts: list[Attempt] = field(default_factory=list)
     readers: list[Reader] = field(default_factory=list)
@@ -107,6 +127,18 @@ class Entry:
         return sum(len(log.token_ids) + (log.finish is not None) for log in self.log.choices)
 
     @property
+    def uncovered(self) -> tuple[int, ...]:
+        """Choices that have not ended and that no attempt runs."""
+        covered = {choice for attempt in self.attempts if attempt.counts for choice in attempt.provides}
+        unfinished = (choice for choice, log in enumerate(self.log.choices) if log.finish is None)
+        return tuple(choice for choice in unfinished if choice not in covered)
+
+    def rebuilt(self, choice: int) -> bool:
+        """Whether its log has all of a choice that any caller may have."""
+        log = self.log.choices[choice]
+        return not self.held or log.finish is not None or len(log.token_ids) >= self.held[choice]
+
+    @property
     def on_trial(self) -> bool:
         """Whether its latest attempt is still to show a new token."""
         attempt = self.attempts[-1]
@@ -143,7 +175,9 @@ class Attempt:
     `abandoned`: whether it runs is not known, and another attempt took its place. `progress_before`: the entry's.
     `cached_prompt_tokens`: per choice, once its prompt was computed.
     `epoch` is the scheduler's that accepted it, 0 while unknown. `in_call`: its sequences are, or will be, part of the
-    route's current call, so that its release marker comes through it. `settled`: Submit has been answered or given up.
+    route's current call, so that its release marker comes through it. `settled`: Submit, or Claim, has been answered or
+    given up. `claimed`: another tokenizer submitted it, with this `rank` (its fence and number there); `passed_over`:
+    its choices that a later one of that request runs.
     """
 
     attempt_id: int
@@ -152,7 +186,11 @@ class Attempt:
     entry: Entry
     choices: tuple[int, ...]
     progress_before: int
+    claimed: bool = False
+    rank: tuple[int, int] = (0, 0)
+    passed_over: frozenset[int] = frozenset()
     abandoned: bool = False
+    aborted: bool = False
     phase: EnginePhase = EnginePhase.SUBMITTING
     epoch: int = 0
     in_call: bool = False
@@ -172,15 +210,38 @@ class Attempt:
         self.phase = after_engine(self.phase, event)
 
     @property
-    def release_is_due(self) -> bool:
-        """Once nobody reads; and at once where the answer is whole but the engine still works on it (a stop text).
+    def provides(self) -> tuple[int, ...]:
+        """Its choices whose output counts."""
+        return tuple(choice for choice in self.choices if choice not in self.passed_over)
 
-        A whole answer that is only kept is kept here alone.
+    @property
+    def counts(self) -> bool:
+        """Whether its output is waited for."""
+        return not self.abandoned and self.phase not in (EnginePhase.RELEASING, EnginePhase.RELEASED)
+
+    @property
+    def claiming(self) -> bool:
+        """Whether its Claim has not been answered."""
+        return self.claimed and not self.settled and not self.released
+
+    @property
+    def release_is_due(self) -> bool:
+        """Once nobody reads. A whole answer that is only kept is kept here alone.
+
+        Until its caller has it, a whole answer stays at the scheduler too: another tokenizer can rebuild it from there.
         """
-        if self.phase is EnginePhase.ENDED:
-            return self.entry.caller_is_final or (self.entry.completed and self.entry.detached)
-        working = self.phase in (EnginePhase.SUBMITTING, EnginePhase.RUNNING)
-        return working and (self.entry.caller_is_final or self.entry.completed or self.abandoned)
+        if self.phase in (EnginePhase.RELEASING, EnginePhase.RELEASED):
+            return False
+        entry = self.entry
+        if entry.caller_is_final or (entry.completed and (entry.detached or entry.ended_here)):
+            return True
+        # What is not known to be ours can't be released by us.
+        return self.abandoned and not self.claiming
+
+    @property
+    def abort_is_due(self) -> bool:
+        """Where the answer is whole but the engine still works on it: it ended at a stop text."""
+        return self.entry.completed and not self.aborted and self.phase is EnginePhase.RUNNING
 
     @property
     def nothing_follows(self) -> bool:

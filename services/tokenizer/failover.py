@@ -12,7 +12,7 @@ from services.protocol.request import Failover as Choice
 from services.runtime.error_tree import Overloaded, TailraceError, Unavailable
 from services.tokenizer.book import Book
 from services.tokenizer.effects import Effects, Submit
-from services.tokenizer.entry import Attempt, Entry
+from services.tokenizer.entry import Attempt, Cut, Entry
 from services.tokenizer.schedulers import Schedulers
 from services.tokenizer.timers import past
 
@@ -40,6 +40,11 @@ class Failover:
         entry = attempt.entry
         if attempt.abandoned or entry.completed or entry.caller_is_final:
             return []
+        if not all(entry.rebuilt(choice) for choice in attempt.provides):
+            # A caller may have more than is here: what it has must not be followed by something generated anew.
+            return self._book.let_go(entry, Cut.LOST, now)
+        if not entry.uncovered:
+            return []  # it was one of several that were claimed, and gave only what has ended
         if entry.aborted_at is not None:
             return self._book.end(entry, FinishReason.ABORTED, now)
         entry.fruitless = 0 if entry.progress > attempt.progress_before else entry.fruitless + 1

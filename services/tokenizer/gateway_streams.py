@@ -26,13 +26,14 @@ MAX_BURIED = 16_384
 class GatewayStream:
     """One answer on its way to a gateway; a Reader of its entry."""
 
-    __slots__ = ("_offsets", "cursor", "entry", "gateway", "stream_id")
+    __slots__ = ("_cut", "_offsets", "cursor", "entry", "gateway", "stream_id")
 
     def __init__(self, gateway: Gateway, stream_id: int, entry: Entry, offsets: Offsets) -> None:
         self.gateway = gateway
         self.stream_id = stream_id
         self.entry = entry
         self._offsets = offsets
+        self._cut = False
         self.cursor = self._new_cursor()
 
     def mark(self) -> None:
@@ -45,8 +46,19 @@ class GatewayStream:
         """Tokens of a choice that were sent."""
         return self.cursor.token_offset(choice)
 
+    def take_into(self, columns: EventColumns) -> None:
+        """What is new of the answer, or, once, that it was cut; nothing follows that."""
+        if self._cut:
+            return
+        if self.entry.cut is None:
+            self.cursor.take_into(columns)
+        else:
+            self._cut = True
+            columns.cuts.append((self.stream_id, self.entry.cut))
+
     def rewind(self) -> None:
         """Back to where it began, for a new call."""
+        self._cut = False
         self.cursor = self._new_cursor()
 
     def _new_cursor(self) -> StreamCursor:
@@ -149,11 +161,11 @@ class GatewayCall:
         columns = EventColumns()
         live = iter(self._outbox.take_live())
         for stream in live:
-            stream.cursor.take_into(columns)
+            stream.take_into(columns)
             if columns.weight_bytes >= MAX_BATCH_BYTES:
                 self._outbox.mark_all(live)
         while columns.weight_bytes < MAX_BATCH_BYTES and (replayed := self._outbox.take_replay()) is not None:
-            replayed.cursor.take_into(columns)
+            replayed.take_into(columns)
         if not columns and self._closing:
             raise Unavailable("the tokenizer is stopping")
         return columns or None

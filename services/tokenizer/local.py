@@ -8,11 +8,18 @@ from services.protocol.answer import AnswerCursor
 from services.protocol.events import AbortOutcome, Completed, Delta, Finish, Started
 from services.protocol.generation import OpenPb
 from services.protocol.sender import Wakeup
+from services.runtime.error_tree import Unavailable
 from services.tokenizer.columns import NO_OFFSETS, Offsets
-from services.tokenizer.entry import Entry
+from services.tokenizer.entry import Cut, Entry
 from services.tokenizer.shell import Shell
 from services.tokenizer.text_calls import TextCalls
 from tailrace.v1 import generation_pb2
+
+CUT_BECAUSE = {
+    Cut.CLAIMED: "another tokenizer has taken the request over; Resume goes on there",
+    Cut.LEFT: "the tokenizer stops; the request can be resumed at another one",
+    Cut.LOST: "what was generated of the answer was lost before it was taken over",
+}
 
 
 class LocalAnswer:
@@ -38,8 +45,10 @@ class LocalAnswer:
         return self._cursor.offsets()[choice][0]
 
     async def batches(self) -> AsyncIterator[Sequence[Delta | Finish | Completed]]:
-        """What is new, merged since the last batch, until Completed."""
+        """What is new, merged since the last batch, until Completed. Raises Unavailable once the answer was cut."""
         while not self._cursor.done:
+            if self._entry.cut is not None:
+                raise Unavailable(CUT_BECAUSE[self._entry.cut], reason="STREAM_CUT")
             events = self._cursor.take()
             if events:
                 yield events
@@ -73,7 +82,7 @@ class LocalRequests:
     async def resume(self, request: generation_pb2.ResumeRequest, *, tenant: str) -> LocalAnswer:
         """Takes up a request again."""
         answers: list[LocalAnswer] = []
-        self._shell.resume(
+        await self._shell.resume(
             request, tenant=tenant, add_reader=lambda entry, offsets: answers.append(self._reader(entry, offsets))
         )
         return answers[0]

@@ -11,7 +11,7 @@ from services.runtime.clock import Clock, wall_time
 from services.runtime.log import get_logger
 from services.runtime.metrics import TokenizerMetrics
 from services.tokenizer.effects import Progressed
-from services.tokenizer.entry import Entry
+from services.tokenizer.entry import Cut, Entry
 from services.tokenizer.views import EntryViews
 
 _log = get_logger("tokenizer")
@@ -24,12 +24,15 @@ class Observer:
         self.ended = EndedRequests()
         self._metrics = metrics
         self._clock = clock
+        self._let_go = {cut: metrics.let_go_total.labels(cut.name) for cut in Cut}
         self._ended = {reason: metrics.requests_total.labels(reason.name) for reason in FinishReason}
 
     def accepted(self, entry: Entry) -> None:
         """A scheduler has the request."""
         entry.accepted_at = self._clock.now()
         self._metrics.accepted_total.inc()
+        if entry.held:
+            self._metrics.claimed_total.inc()
         self._metrics.prompt_tokens_total.inc(len(entry.pinned.prompt_ids))
 
     def progressed(self, progress: Progressed) -> None:
@@ -62,6 +65,14 @@ class Observer:
         """Two accounts of the answer differed."""
         self._metrics.integrity_errors_total.inc()
         _log.error("integrity error", request_id=entry.request_id, tenant=entry.tenant, why=why)
+
+    def let_go(self, entry: Entry) -> None:
+        """The request is another tokenizer's, or nobody's."""
+        cut = entry.cut
+        assert cut is not None
+        if entry.accepted:
+            self._let_go[cut].inc()
+        _log.warning("request let go", request_id=entry.request_id, tenant=entry.tenant, why=cut.name)
 
     def forgotten(self, entry: Entry) -> None:
         """Nothing remembers the request."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 
 class Schedulers:
-    """The schedulers by address. One without an open route has no epoch and is not chosen."""
+    """The schedulers by address. One without an open route has no epoch; it and one that drains are not chosen."""
 
     def __init__(self) -> None:
         self._epochs: dict[str, int] = {}
         self._sequences: dict[str, int] = {}
+        self._draining: set[str] = set()
 
     def epoch(self, scheduler: str) -> int:
         """The incarnation behind its route; 0 without one."""
@@ -16,6 +19,7 @@ class Schedulers:
 
     def opened(self, scheduler: str, epoch: int) -> None:
         """Its route is open."""
+        self._draining.discard(scheduler)
         self._epochs[scheduler] = epoch
         self._sequences.setdefault(scheduler, 0)
 
@@ -27,14 +31,19 @@ class Schedulers:
         """Whether another one has an open route."""
         return any(open_one != scheduler for open_one in self._epochs)
 
-    def loaded(self, scheduler: str, sequences: int) -> None:
-        """It told how many sequences wait and run there."""
+    def loaded(self, scheduler: str, sequences: int, *, draining: bool = False) -> None:
+        """It told how many sequences wait and run there, and whether it takes no more."""
         self._sequences[scheduler] = sequences
+        if draining:
+            self._draining.add(scheduler)
+        else:
+            self._draining.discard(scheduler)
 
     def sent(self, scheduler: str, sequences: int) -> None:
         """So many more are on their way to it, until it tells again."""
         self._sequences[scheduler] = self._sequences.get(scheduler, 0) + sequences
 
-    def least_busy(self) -> str | None:
-        """Where the next attempt should go; None while no route is open."""
-        return min(self._epochs, key=self._sequences.__getitem__, default=None)
+    def least_busy(self, *, tried: Collection[str] = ()) -> str | None:
+        """Where the next attempt should go, other than where it was tried; None where there is nobody."""
+        able = (one for one in self._epochs if one not in self._draining and one not in tried)
+        return min(able, key=self._sequences.__getitem__, default=None)

@@ -11,11 +11,11 @@ from services.protocol.hello import Hello, to_wire
 from services.protocol.wire import started_to_wire
 from services.runtime.clock import Clock
 from services.runtime.errors import InvalidRequest, answering
-from services.tokenizer.columns import EventColumns
+from services.tokenizer.columns import EventColumns, Offsets
 from services.tokenizer.entry import Entry
 from services.tokenizer.gateway_streams import Gateway, Gateways, GatewayStream, Readiness
 from services.tokenizer.shell import OpenPb, Shell
-from services.tokenizer.wire import event_batch_to_wire, readiness_to_wire
+from services.tokenizer.wire import attached_to_wire, event_batch_to_wire, readiness_to_wire
 from tailrace.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -41,12 +41,15 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         async with answering(context, stream_id=request.stream_id, request_id=request.resume.request_id):
             gateway = self._gateways.get(request.gateway_epoch)
             gateway.check_new(request.stream_id)
-            entry = self._shell.resume(
-                request.resume,
-                tenant=request.tenant,
-                add_reader=lambda entry, offsets: gateway.add(request.stream_id, entry, offsets),
+
+            def add_reader(entry: Entry, offsets: Offsets) -> None:
+                gateway.check_new(request.stream_id)  # claiming took its time, and the caller may have left
+                gateway.add(request.stream_id, entry, offsets)
+
+            entry = await self._shell.resume(
+                request.resume, tenant=request.tenant, add_reader=add_reader, only_here=request.only_here
             )
-            return tokenizer_pb2.AttachResponse(epoch=self._hello.epoch, started=started_to_wire(entry.started))
+            return attached_to_wire(self._hello.epoch, entry)
 
     async def Abort(
         self, request: tokenizer_pb2.TokenizerServiceAbortRequest, context: Context
@@ -54,7 +57,10 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         """Stops a tenant's request."""
         async with answering(context, request_id=request.request_id):
             outcome = await self._shell.abort(
-                request.tenant, request.request_id, wait_until_released=request.wait_until_released
+                request.tenant,
+                request.request_id,
+                wait_until_released=request.wait_until_released,
+                only_here=request.only_here,
             )
             return tokenizer_pb2.TokenizerServiceAbortResponse(outcome=outcome.value)  # type: ignore[arg-type]  # the contract's own number
 
@@ -108,6 +114,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
                 deadline_s=request.deadline_in_ms / 1000 if request.deadline_in_ms else None,
                 add_reader=add_reader,
                 check=check,
+                fresh_id=request.fresh_id,
             )
         except BaseException:
             for stream in added:

@@ -15,7 +15,7 @@ from services.protocol.model_card import ModelCard
 from services.protocol.parse import parse_chat, parse_generate, parse_offsets
 from services.protocol.request import ChatPrompt, IdsPrompt, TextPrompt, ValidRequest
 from services.runtime.clock import Clock
-from services.runtime.error_tree import InvalidRequest, TailraceError, Unavailable
+from services.runtime.error_tree import InvalidRequest, NotFound, TailraceError, Unavailable
 from services.runtime.log import get_logger
 from services.tokenizer.acceptance import deadline_of, pin
 from services.tokenizer.chat_template import ChatTemplate
@@ -23,11 +23,14 @@ from services.tokenizer.columns import Offsets
 from services.tokenizer.core import Ledger
 from services.tokenizer.effects import (
     Accept,
+    Claim,
     Effect,
     Effects,
     Finished,
     Forget,
+    LetGo,
     Progressed,
+    Reconcile,
     Refuse,
     Released,
     Resubscribe,
@@ -40,7 +43,9 @@ from services.tokenizer.effects import (
 from services.tokenizer.encoder import Encoder
 from services.tokenizer.entry import Attempt, Entry, Reader
 from services.tokenizer.observer import Observer
+from services.tokenizer.takeover import TakeOver
 from services.tokenizer.upstream import SchedulerLink
+from services.tokenizer.wire import record_to_wire
 from tailrace.v1 import generation_pb2
 
 TICK_S = 0.1
@@ -74,6 +79,7 @@ class Shell:
         self._clock = clock
         self._openers: dict[Entry, list[asyncio.Future[None]]] = {}
         self._waiting: dict[Entry, list[asyncio.Future[None]]] = {}
+        self._takeover = TakeOver(ledger, links, clock, perform=self.perform, until_accepted=self._until_accepted)
         self._empty: asyncio.Future[None] | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._refusing: str | None = None
@@ -95,10 +101,13 @@ class Shell:
         deadline_s: float | None,
         add_reader: AddReader,
         check: Callable[[], object] = lambda: None,
+        fresh_id: bool = False,
     ) -> Entry:
         """Accepts a request; `add_reader` is called once it is in the ledger, before anything of it can come.
 
         `check` is called just before that, and may refuse it: encoding took its time, and the caller may have left.
+        With `fresh_id` its id was made for it alone; any other is looked for at the schedulers, for a dead tokenizer
+        may have left the same request there.
         Raises a TailraceError when it is refused, and then nothing of it is left here.
         """
         request = self._parse(pb)
@@ -107,6 +116,9 @@ class Shell:
         self._check_open()
         self._ledger.check_room(request)
         deadline = deadline_of(request, deadline_s, self._clock.now())
+        if request.request_id and not fresh_id and (left := await self._takeover.same(tenant, request)) is not None:
+            check()
+            return await self._attach(left, add_reader)
         ids = await self._prompt_ids(request)
         pinned = pin(request, ids, context_length=self.context_length, random_bits=secrets.randbits)
         check()
@@ -121,20 +133,33 @@ class Shell:
             now=self._clock.now(),
             unix_ms=self._clock.unix_ms(),
         )
+        entry.record = record_to_wire(pb, entry.started, entry.pinned.request.stopping.max_tokens or 1)
         reader = add_reader(entry)
         self.perform(effects)
         await self._accepted(entry, reader)
         return entry
 
-    def resume(
-        self, pb: generation_pb2.ResumeRequest, *, tenant: str, add_reader: Callable[[Entry, Offsets], object]
+    async def resume(
+        self,
+        pb: generation_pb2.ResumeRequest,
+        *,
+        tenant: str,
+        add_reader: Callable[[Entry, Offsets], object],
+        only_here: bool = False,
     ) -> Entry:
         """Takes up a request again; `add_reader` is given where its caller stands, and raises ValueError beyond that.
 
-        Raises NotFound; InvalidRequest at once for offsets beyond what is here.
+        One that is not known here is claimed where a scheduler holds it, unless `only_here`. Raises NotFound;
+        InvalidRequest at once for offsets beyond what there is; Unavailable when it can't be told now.
         """
-        entry = self._ledger.resumable(tenant, pb.request_id, pb.resume_token)
+        try:
+            entry = self._ledger.resumable(tenant, pb.request_id, pb.resume_token)
+        except NotFound:
+            if only_here or self._refusing is not None:
+                raise
+            entry = await self._takeover.by_token(tenant, pb.request_id, pb.resume_token)
         offsets = parse_offsets(pb.offsets, "offsets", entry.pinned.request.n)
+        await self._takeover.rebuilt(entry, offsets)
         try:
             add_reader(entry, offsets)
         except ValueError as error:
@@ -149,10 +174,14 @@ class Shell:
         end = self._ledger.delivered if delivered and entry.completed else self._ledger.left
         self.perform(end(entry, now))
 
-    async def abort(self, tenant: str, request_id: str, *, wait_until_released: bool) -> AbortOutcome:
-        """Stops a request by its exact id."""
+    async def abort(
+        self, tenant: str, request_id: str, *, wait_until_released: bool, only_here: bool = False
+    ) -> AbortOutcome:
+        """Stops a request by its exact id, here or, unless `only_here`, wherever it is."""
         outcome, entry, effects = self._ledger.abort(tenant, request_id, self._clock.now())
         self.perform(effects)
+        if outcome is AbortOutcome.NOT_FOUND and request_id and not only_here:
+            return await self._takeover.abort(tenant, request_id, wait_until_released=wait_until_released)
         if entry is not None and wait_until_released and not entry.forgotten:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.setdefault(entry, []).append(waiter)
@@ -180,11 +209,14 @@ class Shell:
         self.perform(self._ledger.keep_nothing(self._clock.now()))
         await self._until_empty()
 
-    async def close(self, timeout_s: float) -> None:
-        """Ends what is left with ABORTED, lets readers take it, then releases everything."""
+    def leave(self) -> None:
+        """Leaves what is open to another tokenizer."""
         self._refusing = "the tokenizer is shutting down"
+        self.perform(self._ledger.leave_all(self._clock.now()))
+
+    async def close(self, timeout_s: float) -> None:
+        """After `leave`: lets readers take what is whole, and releases it."""
         now = self._clock.now()
-        self.perform(self._ledger.end_all(now))
         for link in self._links.values():
             self.perform(self._ledger.attempts.route_lost(link.address, now))
         flushing = [asyncio.create_task(link.close(timeout_s)) for link in self._links.values()]
@@ -212,6 +244,10 @@ class Shell:
                 self._observer.progressed(effect)
             case Submit(attempt):
                 self._submit(attempt)
+            case Claim(entry, scheduler, number):
+                self._claim(entry, scheduler, number)
+            case Reconcile(scheduler):
+                self._links[scheduler].reconcile()
             case SendAbort(attempt):
                 self._links[attempt.scheduler].abort(attempt.attempt_id)
             case SendRelease(scheduler, attempt_id):
@@ -226,6 +262,8 @@ class Shell:
                 self._observer.unacceptable(entry, why)
             case Released(attempt):
                 self._links[attempt.scheduler].released(attempt.attempt_id)
+            case LetGo(entry):
+                self._observer.let_go(entry)
             case Forget(entry):
                 self._forgotten(entry)
             case Resubscribe(scheduler, why):
@@ -236,6 +274,11 @@ class Shell:
     def _submit(self, attempt: Attempt) -> None:
         assert self._tasks is not None, "a request was opened before run()"
         self._tasks.create_task(self._links[attempt.scheduler].submit(attempt), name=f"submit {attempt.attempt_id:x}")
+
+    def _claim(self, entry: Entry, scheduler: str, number: int) -> None:
+        assert self._tasks is not None, "a request was claimed before run()"
+        claim = self._links[scheduler].claim(entry, number, self._ledger.claims)
+        self._tasks.create_task(claim, name=f"claim {entry.request_id}")
 
     def _answer(self, entry: Entry, error: TailraceError | None) -> None:
         if error is None:
@@ -297,16 +340,19 @@ class Shell:
 
     async def _accepted(self, entry: Entry, reader: Reader) -> None:
         """Waits for the scheduler's word. A caller that leaves meanwhile is gone."""
-        if entry.accepted:
-            return
-        opener: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._openers.setdefault(entry, []).append(opener)
         try:
-            await opener
+            await self._until_accepted(entry)
         except asyncio.CancelledError:
             entry.drop(reader)
             self.end(entry, False)
             raise
+
+    async def _until_accepted(self, entry: Entry) -> None:
+        """Returns once a scheduler has it for us. Raises its refusal."""
+        if not entry.accepted:
+            opener: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._openers.setdefault(entry, []).append(opener)
+            await opener
 
     async def _until_empty(self) -> None:
         if len(self._ledger):

@@ -2,8 +2,8 @@
 
 caller   OPEN ──DELIVERED──▸ FINISHED          DETACHED ──EXPIRED──▸ GONE
            ├──LEFT─────────▸ GONE                 ▴ │
-           ├──REFUSED──────▸ GONE           DETACH│ │ATTACH
-           └──────────────────────────────────────┴─┘ OPEN
+           ├──REFUSED──────▸ GONE           DETACH│ │ATTACH         (REFUSED there: it could not be claimed in time)
+           └──────────────────────────────────────┴─┘ OPEN          from OPEN and DETACHED: TAKEN ──▸ GONE
 
 engine   SUBMITTING ──ACCEPTED──▸ RUNNING ──ENDED──▸ ENDED ──RELEASE──▸ RELEASING ──RELEASED──▸ RELEASED
            ├──REFUSED──▸ RELEASED  └──────RELEASE──────────────────────────▴
@@ -37,13 +37,15 @@ class CallerEvent(Enum):
     DETACH = "DETACH"
     ATTACH = "ATTACH"
     EXPIRED = "EXPIRED"
+    TAKEN = "TAKEN"
+    """Its answer goes on at another tokenizer, or nowhere; here its readers are cut."""
 
 
 class EnginePhase(Enum):
     """Where an attempt stands at its scheduler."""
 
     SUBMITTING = "SUBMITTING"
-    """Submit is on its way; nothing proves that it arrived."""
+    """Submit, or Claim, is on its way; nothing proves that it arrived."""
     RUNNING = "RUNNING"
     """The scheduler has it."""
     ENDED = "ENDED"
@@ -82,6 +84,9 @@ CALLER_TRANSITIONS: dict[tuple[CallerPhase, CallerEvent], CallerPhase] = {
     (CallerPhase.OPEN, CallerEvent.DETACH): CallerPhase.DETACHED,
     (CallerPhase.DETACHED, CallerEvent.ATTACH): CallerPhase.OPEN,
     (CallerPhase.DETACHED, CallerEvent.EXPIRED): CallerPhase.GONE,
+    (CallerPhase.DETACHED, CallerEvent.REFUSED): CallerPhase.GONE,
+    (CallerPhase.OPEN, CallerEvent.TAKEN): CallerPhase.GONE,
+    (CallerPhase.DETACHED, CallerEvent.TAKEN): CallerPhase.GONE,
 }
 
 ENGINE_TRANSITIONS: dict[tuple[EnginePhase, EngineEvent], EnginePhase] = {

@@ -1,32 +1,35 @@
-"""Everything this process asks of one scheduler: Submit, Abort and Release directly, its text through a detokenizer.
-
-The text comes over a route: one StreamText call at a time, its generation one higher with each. A call that ends,
-breaks the protocol or stays silent is followed by the next one, at the next detokenizer where there are several; the
-ledger drops what it has already.
-"""
+"""Everything this process asks of one scheduler: the unary calls directly, its text through detokenizers (route.py)."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 
 import grpc.aio
 
-from services.protocol.hello import Hello, from_wire, mismatch
+from services.protocol.hello import Hello
 from services.protocol.hop import Hop
+from services.protocol.model_card import ModelCard
 from services.protocol.sender import SUSPECT_S, Wakeup
-from services.protocol.views import HopView, RouteKey
+from services.protocol.views import HopView
 from services.runtime.client import connect, open_stream
 from services.runtime.clock import Clock
 from services.runtime.errors import Unavailable, from_rpc_error
 from services.runtime.log import get_logger
 from services.runtime.metrics import TokenizerMetrics
-from services.tokenizer.assembler import RouteCall
 from services.tokenizer.attempts import Attempts
 from services.tokenizer.backoff import Backoff
-from services.tokenizer.effects import Effects
-from services.tokenizer.entry import Attempt
-from services.tokenizer.wire import submit_to_wire, text_batch_from_wire
+from services.tokenizer.claims import Claims, Held
+from services.tokenizer.entry import Attempt, Entry
+from services.tokenizer.route import Ended, Perform, Route, TextMessage
+from services.tokenizer.wire import (
+    claim_answer_from_wire,
+    claim_to_wire,
+    held_from_wire,
+    submit_to_wire,
+    text_message_from_wire,
+)
 from tailrace.v1 import detokenizer_pb2, detokenizer_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 
 CALL_TIMEOUT_S = 2.0
@@ -43,14 +46,10 @@ DETAILS_KEY = "grpc-status-details-bin"
 # The peer did not answer; whether it acted is not known.
 _UNANSWERED = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED})
 
-Perform = Callable[[Effects], None]
-TextCall = grpc.aio.UnaryStreamCall[detokenizer_pb2.StreamTextRequest, detokenizer_pb2.StreamTextResponse]
+SCHEDULER_STOPPING = "SCHEDULER_STOPPING"
+"""With this reason a scheduler ends its streams when its process does."""
 
 _log = get_logger("tokenizer")
-
-
-class _CallBroken(Exception):
-    """The route's call can't go on; the message says why."""
 
 
 class SchedulerLink:
@@ -63,6 +62,7 @@ class SchedulerLink:
         *,
         name: str,
         hello: Hello,
+        card: ModelCard,
         attempts: Attempts,
         perform: Perform,
         on_change: Callable[[], None],
@@ -71,12 +71,9 @@ class SchedulerLink:
         submit_timeout_s: float,
     ) -> None:
         self.address = address
-        self.live = False
-        self.why_not = "its route is not open yet"
-        self.context_length = 0
-        self._detokenizers = detokenizers
         self._name = name
         self._hello = hello
+        self._card = card
         self._attempts = attempts
         self._perform = perform
         self._on_change = on_change
@@ -85,21 +82,43 @@ class SchedulerLink:
         self._submit_timeout_s = submit_timeout_s
         self._channel = connect(address)
         self._scheduler = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
-        self._text_channels = [connect(detokenizer) for detokenizer in detokenizers]
-        self._generation = 0
-        self._text_hop, self._load_hop = Hop(clock, self.why_not), Hop(clock)
-        self._peer: Hello | None = None
-        self._broken: str | None = None
+        self._sources = [_TextSource(source, address, name=name, epoch=hello.epoch) for source in detokenizers]
+        self._route = Route(
+            address,
+            self._sources,
+            hello=hello,
+            attempts=attempts,
+            perform=perform,
+            on_change=self._route_changed,
+            after_end=self._after_end,
+            clock=clock,
+            metrics=metrics,
+        )
+        self._load_hop = Hop(clock)
         self._unreachable_since: float | None = None
         self._aborts: dict[int, None] = {}
         self._releases: dict[int, None] = {}
         self._outbox_wakeup = Wakeup()
-        self._route_opened = Wakeup()
+
+    @property
+    def live(self) -> bool:
+        """Whether its route is open."""
+        return self._route.live
+
+    @property
+    def why_not(self) -> str:
+        """Why not."""
+        return self._route.why_not
+
+    @property
+    def context_length(self) -> int:
+        """What the scheduler allows, tokens; 0 while unknown."""
+        return self._route.context_length
 
     async def run(self) -> None:
         """Keeps the route and the lease, and sends what is in the outbox, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._keep_route(), name=f"route {self.address}")
+            tasks.create_task(self._route.run(), name=f"route {self.address}")
             tasks.create_task(self._send_outbox(), name=f"outbox {self.address}")
             tasks.create_task(self._keep_reconciled(), name=f"reconciliation {self.address}")
             tasks.create_task(self._keep_lease(), name=f"lease {self.address}")
@@ -111,15 +130,13 @@ class SchedulerLink:
                 await self._flush()
         except TimeoutError:
             _log.warning("left without releasing", scheduler=self.address, attempts=len(self._releases))
-        for channel in (self._channel, *self._text_channels):
+        for channel in (self._channel, *(source.channel for source in self._sources)):
             await channel.close()
 
     def hops(self) -> tuple[HopView, HopView]:
         """Its two long-lived streams, for operators: the route's text, and the scheduler's load."""
-        route = RouteKey(tokenizer=self._name, tokenizer_epoch=self._hello.epoch, generation=self._generation)
-        detokenizer = self._detokenizers[(self._generation - 1) % len(self._detokenizers)]
         return (
-            self._text_hop.view("text", detokenizer, scheduler=self.address, hello=self._peer, route=route),
+            self._route.view(self._name),
             self._load_hop.view("load", self.address),
         )
 
@@ -163,7 +180,49 @@ class SchedulerLink:
 
     def resubscribe(self, why: str) -> None:
         """Has the current call end and the next one begin."""
-        self._broken = why
+        self._route.resubscribe(why)
+
+    def reconcile(self) -> None:
+        """Asks the scheduler, soon, which of our attempts it has."""
+        self._route.opened.set()
+
+    # -- requests of other tokenizers
+
+    async def find(self, tenant: str, request_id: str, timeout_s: float = CALL_TIMEOUT_S) -> Held | None:
+        """What the scheduler holds of a request; None for nothing. Raises Unavailable when it does not answer."""
+        request = scheduler_pb2.FindRequest(tenant=tenant, request_id=request_id)
+        try:
+            response = await self._scheduler.Find(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            if error.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNIMPLEMENTED):
+                return None  # nothing is held, or by an older neighbour that nobody can claim from
+            raise Unavailable(f"scheduler {self.address} can't be asked: {error.details()}") from error
+        return held_from_wire(response, self.address, self._card)
+
+    async def claim(self, entry: Entry, number: int, claims: Claims) -> None:
+        """Claims a request, until it is answered or not wanted any more; the claims are told the end."""
+        request = claim_to_wire(entry, tokenizer=self._name, tokenizer_epoch=self._hello.epoch, attempt_number=number)
+        backoff = Backoff(0.05, 1.0)
+        while claims.wanted(entry, self.address):
+            try:
+                response = await self._scheduler.Claim(request, timeout=CALL_TIMEOUT_S)
+            except grpc.aio.AioRpcError as error:
+                if not _unanswered(error):
+                    self._perform(claims.refused(entry, self.address, self._clock.now()))
+                    return
+                await asyncio.sleep(backoff.next())
+            else:
+                answer = claim_answer_from_wire(response)
+                self._perform(claims.answered(entry, self.address, answer, self._clock.now()))
+                return
+
+    async def abort_of_another(self, attempt_ids: Sequence[int]) -> None:
+        """Stops attempts that another tokenizer owns, which tells its caller. Raises Unavailable."""
+        request = scheduler_pb2.SchedulerServiceAbortRequest(attempt_ids=attempt_ids)
+        try:
+            await self._scheduler.Abort(request, timeout=CALL_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise Unavailable(f"scheduler {self.address} can't be asked: {error.details()}") from error
 
     def _submission(self, attempt: Attempt) -> scheduler_pb2.SubmitRequest:
         deadline = attempt.entry.deadline
@@ -189,26 +248,30 @@ class SchedulerLink:
     async def _flush_once(self) -> None:
         aborts, releases = list(self._aborts), list(self._releases)
         if aborts:
-            await self._scheduler.Abort(
-                scheduler_pb2.SchedulerServiceAbortRequest(
-                    attempt_ids=aborts, tokenizer=self._name, tokenizer_epoch=self._hello.epoch
-                ),
-                timeout=CALL_TIMEOUT_S,
+            request = scheduler_pb2.SchedulerServiceAbortRequest(
+                attempt_ids=aborts, tokenizer=self._name, tokenizer_epoch=self._hello.epoch
             )
+            response = await self._scheduler.Abort(request, timeout=CALL_TIMEOUT_S)
             for attempt_id in aborts:
                 self._aborts.pop(attempt_id, None)
+            self._perform(self._attempts.stale(response.stale_attempt_ids, self._clock.now()))
         if releases:
-            epoch = await self._release(releases)
+            answer = await self._release(releases)
             for attempt_id in releases:
                 self._releases.pop(attempt_id, None)
-            self._perform(self._attempts.release_answered(releases, epoch, self._clock.now()))
+            now, stale = self._clock.now(), set(answer.stale_attempt_ids)
+            self._perform(self._attempts.stale(stale, now))
+            gone = [attempt_id for attempt_id in releases if attempt_id not in stale]
+            self._perform(self._attempts.release_answered(gone, answer.epoch, now))
 
-    async def _release(self, attempt_ids: Sequence[int]) -> int:
+    async def _release(self, attempt_ids: Sequence[int]) -> scheduler_pb2.SchedulerServiceReleaseResponse:
         request = scheduler_pb2.SchedulerServiceReleaseRequest(
             attempt_ids=attempt_ids, tokenizer=self._name, tokenizer_epoch=self._hello.epoch
         )
-        response = await self._scheduler.Release(request, timeout=CALL_TIMEOUT_S)
-        return response.epoch
+        response: scheduler_pb2.SchedulerServiceReleaseResponse = await self._scheduler.Release(
+            request, timeout=CALL_TIMEOUT_S
+        )
+        return response
 
     # -- the lease
 
@@ -238,15 +301,17 @@ class SchedulerLink:
                     backoff.reset()
                     if response.HasField("load"):
                         load = response.load
-                        self._attempts.loaded(self.address, load.waiting_sequences + load.running_sequences)
+                        sequences = load.waiting_sequences + load.running_sequences
+                        self._attempts.loaded(self.address, sequences, draining=load.draining)
 
     async def _keep_reconciled(self) -> None:
         while True:
-            await self._route_opened.wait()
+            await self._route.opened.wait()
+            self._route.opened.clear()
             await self._reconcile()
 
     async def _reconcile(self) -> None:
-        """With a route newly open, both sides agree on which attempts there are; tried while the route stands."""
+        """With a route newly open, or in doubt, both sides agree on which attempts there are."""
         backoff = Backoff(0.05, 1.0)
         while self.live:
             wanted = self._attempts.wanted(self.address)
@@ -264,83 +329,23 @@ class SchedulerLink:
                     return
                 await asyncio.sleep(backoff.next())
             else:
-                missing, now = response.missing_attempt_ids, self._clock.now()
-                self._perform(self._attempts.reconciled(self.address, response.epoch, missing, now))
+                missing, stale = response.missing_attempt_ids, response.stale_attempt_ids
+                now = self._clock.now()
+                self._perform(self._attempts.reconciled(self.address, response.epoch, missing, now, stale_ids=stale))
                 return
 
-    # -- the route
+    # -- the scheduler itself
 
-    async def _keep_route(self) -> None:
-        backoff = Backoff(0.05, 1.0)
-        while True:
-            at = self._generation % len(self._detokenizers)
-            why = await self._follow(detokenizer_pb2_grpc.DetokenizerServiceStub(self._text_channels[at]))
-            if self.live:
-                backoff.reset()
-            self._set_live(False, f"{self._detokenizers[at]}: {why}")
-            self._perform(self._attempts.route_lost(self.address, self._clock.now()))
-            await self._look_for_scheduler()
-            await asyncio.sleep(backoff.next())
+    def _route_changed(self) -> None:
+        if self._route.live:
+            self._unreachable_since = None
+        self._on_change()
 
-    async def _follow(self, stub: detokenizer_pb2_grpc.DetokenizerServiceAsyncStub) -> str:
-        """One call from its opening to its end; returns why it ended."""
-        self._generation += 1
-        self._text_hop.called()
-        self._broken = None
-        try:
-            async with open_stream(lambda: stub.StreamText(self._route())) as call:
-                await self._read(call)
-        except TimeoutError:
-            return f"silent for {SUSPECT_S:g} s"
-        except grpc.aio.AioRpcError as error:
-            return from_rpc_error(error).message
-        except _CallBroken as broken:
-            return str(broken)
-        return "it ended the stream"
-
-    async def _read(self, call: TextCall) -> None:
-        loop = asyncio.get_running_loop()
-        async with asyncio.timeout(SUSPECT_S) as silence:
-            route: RouteCall | None = None
-            async for response in call:
-                silence.reschedule(loop.time() + SUSPECT_S)
-                self._text_hop.heard()
-                if route is not None:
-                    self._take(route, response.batch)
-                else:
-                    route = self._opened(response)
-
-    def _take(self, route: RouteCall, pb: detokenizer_pb2.TextBatch) -> None:
-        repeated = route.repeated_tokens
-        self._perform(route.apply(text_batch_from_wire(pb), self._clock.now()))
-        self._metrics.output_tokens_total.inc(len(pb.token_ids))
-        if route.repeated_tokens != repeated:
-            self._metrics.duplicates_dropped_total.inc(route.repeated_tokens - repeated)
-        if self._broken is not None:
-            raise _CallBroken(self._broken)
-
-    def _opened(self, response: detokenizer_pb2.StreamTextResponse) -> RouteCall:
-        """The first message, which must be a hello of two processes that fit. Raises _CallBroken."""
-        if response.WhichOneof("payload") != "hello":
-            raise _CallBroken("its first message is not a hello")
-        scheduler = from_wire(response.hello.scheduler)
-        for who, theirs in (("detokenizer", from_wire(response.hello.detokenizer)), ("scheduler", scheduler)):
-            why = mismatch(self._hello, theirs)
-            if why is not None:
-                raise _CallBroken(f"{who} does not fit: {why}")
-        self.context_length, self._peer = scheduler.context_length, scheduler
-        self._unreachable_since = None
-        self._metrics.route_opens_total.inc()
-        self._perform(self._attempts.route_opened(self.address, scheduler.epoch, self._clock.now()))
-        self._set_live(True, "")
-        self._route_opened.set()
-        return RouteCall(self._attempts, self.address, scheduler.epoch)
-
-    def _route(self) -> detokenizer_pb2.StreamTextRequest:
-        key = scheduler_pb2.RouteKey(
-            tokenizer=self._name, tokenizer_epoch=self._hello.epoch, generation=self._generation
-        )
-        return detokenizer_pb2.StreamTextRequest(route=key, scheduler=self.address)
+    async def _after_end(self, ended: Ended) -> None:
+        """With the route down, sees who is there."""
+        if ended.reason == SCHEDULER_STOPPING:
+            self._perform(self._attempts.scheduler_lost(self.address, self._clock.now()))
+        await self._look_for_scheduler()
 
     async def _look_for_scheduler(self) -> None:
         """With the route down, asks the scheduler itself who it is: a new incarnation has nothing of the old one's.
@@ -349,7 +354,7 @@ class SchedulerLink:
         with all that it knows; it is waited for unless there is another.
         """
         try:
-            epoch = await self._release(())
+            epoch = (await self._release(())).epoch
         except grpc.aio.AioRpcError as error:
             self._unreachable(error.code())
             return
@@ -364,16 +369,28 @@ class SchedulerLink:
         elif code is grpc.StatusCode.DEADLINE_EXCEEDED and now >= since + SILENT_S:
             self._perform(self._attempts.scheduler_silent(self.address, now))
 
-    def _set_live(self, live: bool, why_not: str) -> None:
-        if (live, why_not) == (self.live, self.why_not):
-            return
-        self._metrics.routes_ready.inc(int(live) - int(self.live))
-        self.live, self.why_not = live, why_not
-        if live:
-            self._text_hop.opened()
-        else:
-            self._text_hop.lost(why_not)
-        self._on_change()
+
+class _TextSource:
+    """One detokenizer, as the source of one scheduler's text."""
+
+    def __init__(self, address: str, scheduler: str, *, name: str, epoch: int) -> None:
+        self.address = address
+        self._scheduler = scheduler
+        self._name = name
+        self._epoch = epoch
+        self.channel = connect(address)
+        self._stub = detokenizer_pb2_grpc.DetokenizerServiceStub(self.channel)
+
+    @asynccontextmanager
+    async def open(self, generation: int) -> AsyncIterator[AsyncIterator[TextMessage]]:
+        """A StreamText call of this generation. Raises a TailraceError when it can't be had, or ends as one."""
+        key = scheduler_pb2.RouteKey(tokenizer=self._name, tokenizer_epoch=self._epoch, generation=generation)
+        request = detokenizer_pb2.StreamTextRequest(route=key, scheduler=self._scheduler)
+        try:
+            async with open_stream(lambda: self._stub.StreamText(request)) as call:
+                yield (text_message_from_wire(response) async for response in call)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
 
 
 def _unanswered(error: grpc.aio.AioRpcError) -> bool:

@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import cast
+
+from google.protobuf.message import DecodeError
+
 from services.protocol.answer import ChoiceLog
-from services.protocol.events import Completed
+from services.protocol.events import Completed, Started
+from services.protocol.generation import OpenPb
+from services.protocol.hello import from_wire as hello_from_wire
+from services.protocol.model_card import ModelCard
+from services.protocol.parse import parse_chat, parse_generate
 from services.protocol.request import ChatPrompt, Sampling, Stopping, ValidRequest
 from services.protocol.wire import (
     completed_to_wire,
     failure_from_wire,
     finish_to_wire,
     reason_from_wire,
+    started_from_wire,
+    started_to_wire,
     stop_from_wire,
     tokens_from_wire,
     tokens_to_wire,
 )
+from services.runtime.error_tree import PreconditionFailed
+from services.tokenizer.acceptance import pin_as
 from services.tokenizer.assembler import EngineEnd, Prompt, TextBatch, TextFinish, TextStart
+from services.tokenizer.claims import ClaimAnswer, Held, HeldAttempt, Record
 from services.tokenizer.columns import EventColumns
-from services.tokenizer.entry import Attempt
+from services.tokenizer.entry import Attempt, Entry
 from services.tokenizer.gateway_streams import Readiness
-from tailrace.v1 import common_pb2, detokenizer_pb2, scheduler_pb2, tokenizer_pb2
+from services.tokenizer.route import Draining, RouteHello, TextMessage
+from tailrace.v1 import common_pb2, detokenizer_pb2, generation_pb2, scheduler_pb2, tokenizer_pb2
+
+RECORD_VERSION = 1
 
 MAX_UINT32 = (1 << 32) - 1
 
@@ -55,7 +72,7 @@ def submit_to_wire(
         tokenizer_epoch=tokenizer_epoch,
         tenant=entry.tenant,
         request_id=request.request_id,
-        fence=1,
+        fence=entry.fence,
         prompt_ids=entry.pinned.prompt_ids,
         choices=[_choice_to_wire(choice, entry.log.choices[choice], request.logprobs) for choice in attempt.choices],
         sampling=_sampling_to_wire(request.sampling),
@@ -63,7 +80,77 @@ def submit_to_wire(
         text=_text_plan_to_wire(request),
         logprobs=request.logprobs,
         deadline_in_ms=min(deadline_in_ms, MAX_UINT32),
+        record=entry.record,
     )
+
+
+def record_to_wire(asked: OpenPb, started: Started, max_tokens: int) -> bytes:
+    """What is left at schedulers of a request that came as `asked`."""
+    record = tokenizer_pb2.RequestRecord(
+        version=RECORD_VERSION, started=started_to_wire(started), max_tokens=max_tokens
+    )
+    if isinstance(asked, generation_pb2.ChatRequest):
+        record.chat.CopyFrom(asked)
+    else:
+        record.generate.CopyFrom(asked)
+    return record.SerializeToString()
+
+
+def record_from_wire(raw: bytes, prompt_ids: Sequence[int], card: ModelCard) -> Record:
+    """The same, read by whoever claims the request. Raises PreconditionFailed for what can't be continued from."""
+    try:
+        pb = tokenizer_pb2.RequestRecord.FromString(raw)
+    except DecodeError as error:
+        raise PreconditionFailed("what another tokenizer left of the request can't be read") from error
+    if pb.version != RECORD_VERSION:
+        raise PreconditionFailed(f"the request was left in version {pb.version}; this tokenizer reads {RECORD_VERSION}")
+    is_chat = pb.WhichOneof("request") == "chat"
+    asked = parse_chat(pb.chat, card) if is_chat else parse_generate(pb.generate, card)
+    started = started_from_wire(pb.started)
+    pinned = pin_as(asked, prompt_ids, request_id=started.request_id, seed=started.seed, max_tokens=pb.max_tokens)
+    return Record(pinned, started, raw)
+
+
+def held_from_wire(pb: scheduler_pb2.FindResponse, scheduler: str, card: ModelCard) -> Held:
+    """What a scheduler holds of a request. Raises like record_from_wire."""
+    return Held(
+        scheduler=scheduler,
+        epoch=pb.epoch,
+        fence=pb.fence,
+        owner_present=pb.owner_present,
+        record=record_from_wire(pb.record, list(pb.prompt_ids), card),
+        deadline_in_s=pb.deadline_in_ms / 1000 if pb.deadline_in_ms else None,
+        attempts=[_held_attempt(attempt) for attempt in pb.attempts],
+    )
+
+
+def claim_to_wire(
+    entry: Entry, *, tokenizer: str, tokenizer_epoch: int, attempt_number: int
+) -> scheduler_pb2.ClaimRequest:
+    """A Claim of what another tokenizer had."""
+    return scheduler_pb2.ClaimRequest(
+        tenant=entry.tenant,
+        request_id=entry.request_id,
+        tokenizer=tokenizer,
+        tokenizer_epoch=tokenizer_epoch,
+        attempt_number=attempt_number,
+    )
+
+
+def claim_answer_from_wire(pb: scheduler_pb2.ClaimResponse) -> ClaimAnswer:
+    """The answer to a Claim."""
+    return ClaimAnswer(pb.epoch, pb.fence, [_held_attempt(attempt) for attempt in pb.attempts])
+
+
+def text_message_from_wire(pb: detokenizer_pb2.StreamTextResponse) -> TextMessage:
+    """One message of a route; of a kind that a newer detokenizer may send, only that it lives."""
+    match pb.WhichOneof("payload"):
+        case "hello":
+            return RouteHello(hello_from_wire(pb.hello.detokenizer), hello_from_wire(pb.hello.scheduler))
+        case "draining":
+            return Draining()
+        case _:
+            return text_batch_from_wire(pb.batch)
 
 
 def event_batch_to_wire(columns: EventColumns) -> tokenizer_pb2.StreamEventsResponse:
@@ -85,9 +172,22 @@ def event_batch_to_wire(columns: EventColumns) -> tokenizer_pb2.StreamEventsResp
         batch.row_tokens.add(row=row, tokens=tokens_to_wire(tokens))
     for stream_id, finish in columns.finishes:
         batch.finishes.add(stream_id=stream_id, finish=finish_to_wire(finish))
+    for stream_id, cut in columns.cuts:
+        batch.cuts.add(stream_id=stream_id, reason=cast(tokenizer_pb2.CutReason, cut.value))
     for stream_id, usage in columns.completions:
         batch.completions.add(stream_id=stream_id, completed=completed_to_wire(Completed(usage)))
     return message
+
+
+def attached_to_wire(epoch: int, entry: Entry) -> tokenizer_pb2.AttachResponse:
+    """The answer to an Attach."""
+    request = entry.pinned.request
+    return tokenizer_pb2.AttachResponse(
+        epoch=epoch,
+        started=started_to_wire(entry.started),
+        n=request.n,
+        delivery=generation_pb2.DELIVERY_WHOLE if request.whole else generation_pb2.DELIVERY_STREAM,
+    )
 
 
 def readiness_to_wire(readiness: Readiness) -> tokenizer_pb2.StreamEventsResponse:
@@ -95,6 +195,11 @@ def readiness_to_wire(readiness: Readiness) -> tokenizer_pb2.StreamEventsRespons
     return tokenizer_pb2.StreamEventsResponse(
         readiness=tokenizer_pb2.Readiness(ready=readiness.ready, why_not=readiness.why_not)
     )
+
+
+def _held_attempt(pb: scheduler_pb2.HeldAttempt) -> HeldAttempt:
+    choices = {choice.choice: (choice.token_offset, choice.ended) for choice in pb.choices}
+    return HeldAttempt(pb.attempt_id, pb.fence, pb.attempt_number, choices)
 
 
 def _finish_from_wire(pb: detokenizer_pb2.TextFinish) -> TextFinish:

@@ -26,6 +26,7 @@ class Gateway:
         self.stub = stub
         self.epoch = epoch
         self.streams: dict[int, Stream] = {}
+        self.cuts: dict[int, int] = {}
         self.batches: list[tokenizer_pb2.EventBatch] = []
         self.hello: common_pb2.Hello | None = None
         self.ended: BaseException | None = None
@@ -53,6 +54,31 @@ class Gateway:
                 stream_id=stream_id,
                 generate=generation_pb2.GenerateRequest(**request),
                 deadline_in_ms=deadline_in_ms,
+            )
+        )
+
+    async def attach(
+        self,
+        stream_id: int,
+        started: generation_pb2.Started,
+        has: Stream | None = None,
+        *,
+        tenant: str = "",
+        only_here: bool = False,
+        resume_token: bytes | None = None,
+    ) -> tokenizer_pb2.AttachResponse:
+        """Takes a request up on a stream of its own, from what `has` has."""
+        has = has or Stream()
+        self.streams[stream_id] = Stream({c: list(ids) for c, ids in has.ids.items()}, dict(has.texts))
+        offsets = [
+            generation_pb2.ChoiceOffset(choice=choice, token_offset=len(ids), text_offset=len(has.texts[choice]))
+            for choice, ids in has.ids.items()
+        ]
+        token = started.resume_token if resume_token is None else resume_token
+        resume = generation_pb2.ResumeRequest(request_id=started.request_id, resume_token=token, offsets=offsets)
+        return await self.stub.Attach(
+            tokenizer_pb2.AttachRequest(
+                gateway_epoch=self.epoch, stream_id=stream_id, tenant=tenant, resume=resume, only_here=only_here
             )
         )
 
@@ -106,6 +132,9 @@ class Gateway:
             stream = self.streams.setdefault(finish.stream_id, Stream())
             assert finish.finish.choice not in [known.choice for known in stream.finishes]
             stream.finishes.append(finish.finish)
+        for cut in batch.cuts:
+            assert cut.stream_id not in self.cuts
+            self.cuts[cut.stream_id] = cut.reason
         for completion in batch.completions:
             stream = self.streams.setdefault(completion.stream_id, Stream())
             assert stream.completed is None

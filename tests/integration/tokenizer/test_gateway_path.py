@@ -70,7 +70,7 @@ async def test_a_whole_delivery_is_one_row_at_the_choices_end(system: System, ga
     assert sum(len(batch.stream_ids) for batch in gateway.batches) == 1
 
 
-async def test_a_stop_text_releases_at_once_and_the_caller_does_not_wait_for_the_engine(
+async def test_a_stop_text_stops_the_engine_at_once_and_its_ids_are_kept_until_the_caller_has_them(
     system: System, gateway: Gateway
 ) -> None:
     await gateway.open(1, options=Options(stopping=common_pb2.StopConditions(stop=["END"])))
@@ -81,8 +81,10 @@ async def test_a_stop_text_releases_at_once_and_the_caller_does_not_wait_for_the
     system.engine.finish(submit.attempt_id, engine_ended=False, stop=stop)
     stream = await gateway.completed(1)
     assert stream.finishes[0].stop == stop
-    await system.engine.until(lambda: system.engine.released == [submit.attempt_id])
+    await system.engine.until(lambda: system.engine.aborted == [submit.attempt_id])
+    assert system.engine.released == []
     await gateway.release(1)
+    await system.engine.until(lambda: system.engine.released == [submit.attempt_id])
     await system.until_idle()
 
 

@@ -338,7 +338,9 @@ async def test_draining_refuses_new_requests_and_finishes_open_ones(tiny_model: 
         await gateway.disconnect()
 
 
-async def test_past_the_bound_of_a_drain_callers_get_an_abort_and_not_a_cut(tiny_model: Path) -> None:
+async def test_past_the_bound_of_a_drain_streams_are_cut_by_name_and_requests_stay_at_their_scheduler(
+    tiny_model: Path,
+) -> None:
     async with started(tiny_model, drain_timeout_s=0.1) as system:
         gateway = Gateway(system.tokenizer)
         await gateway.connect()
@@ -346,14 +348,15 @@ async def test_past_the_bound_of_a_drain_callers_get_an_abort_and_not_a_cut(tiny
         direct: Any = system.generation.Generate(generation_pb2.GenerateRequest(text="abc"))
         assert (await direct.read()).HasField("started")
         system.stop.set()
-        stream = await gateway.completed(1)
-        assert stream.finishes[0].reason == common_pb2.FINISH_REASON_ABORTED
-        await gateway.release(1)
-        assert (await direct.read()).finish.reason == common_pb2.FINISH_REASON_ABORTED
-        assert (await direct.read()).HasField("completed")
-        assert await direct.read() is grpc.aio.EOF
+        await gateway.until(lambda: gateway.cuts)
+        assert gateway.cuts == {1: tokenizer_pb2.CUT_REASON_LEFT}
+        assert gateway.streams == {}
+        with pytest.raises(grpc.aio.AioRpcError) as cut:
+            await direct.read()
+        error = from_rpc_error(cut.value)
+        assert (type(error), error.reason) == (Unavailable, "STREAM_CUT")
         assert await system.running == 0
-        assert {submit.attempt_id for submit in system.engine.submits} == set(system.engine.released)
+        assert system.engine.released == []
         await gateway.disconnect()
 
 

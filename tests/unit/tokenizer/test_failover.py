@@ -9,7 +9,7 @@ import pytest
 from services.protocol.events import ErrorCode, Failure, FinishReason
 from services.protocol.request import Failover
 from services.runtime.error_tree import InvalidRequest, Overloaded, TailraceError, Unavailable
-from services.tokenizer.core import END_GRACE_S
+from services.tokenizer.book import END_GRACE_S
 from services.tokenizer.failover import MAX_FRUITLESS
 from services.tokenizer.schedulers import Schedulers
 from tests.unit.tokenizer.world import GRACE_S, SCHEDULER, Caller, World

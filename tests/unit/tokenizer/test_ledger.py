@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from services.protocol.events import FinishReason
-from services.tokenizer.attempts import EPOCH_GRACE_S, MARKER_GRACE_S
+from services.tokenizer.attempts import ASK_AGAIN_S, EPOCH_GRACE_S, MARKER_GRACE_S
+from services.tokenizer.entry import Cut
 from services.tokenizer.state import CallerPhase, EnginePhase
 from tests.unit.tokenizer.world import SCHEDULER, Caller, World
 
@@ -136,10 +137,15 @@ def test_a_scheduler_that_is_given_up_loses_what_it_had_and_not_what_is_on_its_w
     assert not coming.entry.attempts[0].released
 
 
-def test_an_attempt_that_its_scheduler_forgot_unasked_is_lost(world: World) -> None:
+def test_an_attempt_that_its_scheduler_forgot_unasked_is_lost_once_that_is_known(world: World) -> None:
     caller = running(world)
     world.arrive_release(caller.entry.attempts[0].attempt_id)
+    world.answers.clear()
     world.pump()
+    assert not caller.entry.attempts[0].released
+    world.answers.clear()  # the question is lost
+    world.pass_time(ASK_AGAIN_S)
+    world.arrive_answer(0)
     assert caller.entry.attempts[0].released
     assert caller.entry.stranded_at == world.now
 
@@ -162,13 +168,25 @@ def test_an_abort_before_acceptance_is_told_to_the_opener(world: World) -> None:
     assert caller.forgotten == 1
 
 
-def test_shutting_down_ends_every_answer_and_refuses_what_was_not_accepted(world: World) -> None:
+def test_stopping_leaves_what_is_open_at_its_scheduler_and_refuses_what_was_not_accepted(world: World) -> None:
     accepted, coming = running(world), world.open("other")
     assert coming is not None
-    world.perform(world.ledger.end_all(world.now))
-    finish = accepted.entry.log.choices[0].finish
-    assert finish is not None
-    assert finish.reason is FinishReason.ABORTED
-    assert accepted.entry.log.usage is not None
+    world.perform(world.ledger.leave_all(world.now))
+    assert accepted.entry.cut is Cut.LEFT
+    assert accepted.entry.log.choices[0].finish is None
+    assert accepted.forgotten == 1
     assert coming.answers == ["Unavailable"]
-    assert set(world.releases) == {caller.entry.attempts[0].attempt_id for caller in (accepted, coming)}
+    assert list(world.releases) == [coming.entry.attempts[0].attempt_id]
+    assert len(world.running()) == 1
+
+
+def test_stopping_lets_a_whole_answer_be_read_to_its_end(world: World) -> None:
+    caller = running(world)
+    world.end(world.running()[0], FinishReason.STOP)
+    while world.pipe:
+        world.pump()
+    world.perform(world.ledger.leave_all(world.now))
+    assert caller.entry.cut is None
+    assert not caller.forgotten
+    world.deliver(caller)
+    assert list(world.releases) == [caller.entry.attempts[0].attempt_id]

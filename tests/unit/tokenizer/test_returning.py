@@ -172,11 +172,13 @@ def test_draining_waits_for_no_answer_that_is_only_kept(world: World) -> None:
     assert detached.entry.caller is CallerPhase.GONE
 
 
-def test_shutting_down_leaves_nothing_detached(world: World) -> None:
+def test_stopping_leaves_what_is_detached_to_another_tokenizer(world: World) -> None:
     detached = running(world, on_disconnect=DETACH)
     world.leave(detached)
-    world.perform(world.ledger.end_all(world.now))
+    world.perform(world.ledger.leave_all(world.now))
     assert detached.entry.caller is CallerPhase.GONE
+    assert not world.releases
+    assert world.running()
 
 
 @pytest.mark.parametrize(("max_count", "max_bytes"), [(1, 1 << 30), (9, 2000)])

@@ -23,6 +23,7 @@ from services.tokenizer.effects import (
     Effects,
     Finished,
     Forget,
+    Reconcile,
     Refuse,
     Released,
     Resubscribe,
@@ -286,6 +287,8 @@ class World:
             match effect:
                 case Submit(attempt):
                     self.submits.append(attempt)
+                case Reconcile():
+                    self.reconcile()
                 case SendAbort(attempt):
                     self.aborts.append(attempt.attempt_id)
                 case SendRelease(_, attempt_id):
