@@ -10,6 +10,8 @@ from typing import Any
 
 from services.runtime.errors import PreconditionFailed
 
+_CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCard:
@@ -28,15 +30,26 @@ def load_model_card(directory: Path, *, model_id: str = "") -> ModelCard:
     The model's name is `model_id`, or else the directory's own. Raises PreconditionFailed, naming the file, when the
     directory isn't a model.
     """
-    config = _read_json(directory / "config.json")
+    config = _text_config(_read_json(directory / "config.json"))
     generation = _read_json(directory / "generation_config.json", optional=True)
     return ModelCard(
         model_id=model_id or directory.resolve().name,
         vocab_size=_positive(config, "vocab_size", directory),
-        context_length=_positive(config, "max_position_embeddings", directory),
+        context_length=_positive(config, _context_key(config), directory),
         eos_token_ids=_ids(generation.get("eos_token_id", config.get("eos_token_id"))),
         tokenizer_digest=hashlib.sha256(_read(directory / "tokenizer.json")).digest(),
     )
+
+
+def _text_config(config: dict[str, Any]) -> dict[str, Any]:
+    """A model that also sees or hears keeps what concerns text in a part of its own."""
+    text = config.get("text_config")
+    return {**config, **text} if isinstance(text, dict) else config
+
+
+def _context_key(config: dict[str, Any]) -> str:
+    """Older families have names of their own for it."""
+    return next((key for key in _CONTEXT_KEYS if key in config), _CONTEXT_KEYS[0])
 
 
 def _read(path: Path) -> bytes:

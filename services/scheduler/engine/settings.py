@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from services.scheduler.model.config import ModelConfig
+from services.scheduler.model.config import Described
 from services.scheduler.model.errors import UnsupportedModelError
 from services.scheduler.model.kv_cache import token_bytes
 
@@ -67,14 +67,14 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "cpu" else torch.bfloat16
 
 
-def choose_context(asked: int | None, model: ModelConfig) -> int:
+def choose_context(asked: int | None, model: Described) -> int:
     """The context length to serve, tokens; raises UnsupportedModelError when the model can't see so far."""
     if asked is not None and asked > model.context_length:
         raise UnsupportedModelError(f"context_length {asked} is beyond the model's own {model.context_length}")
     return asked or model.context_length
 
 
-def choose_blocks(config: TorchEngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> int:
+def choose_blocks(config: TorchEngineConfig, model: Described, dtype: torch.dtype, device: torch.device) -> int:
     """How many KV blocks to hold; raises ValueError if that is none."""
     tokens = config.kv_tokens or _kv_bytes(config, device) // token_bytes(model, dtype)
     if config.kv_tokens is None and config.kv_memory_bytes is None and device.type == "cpu":

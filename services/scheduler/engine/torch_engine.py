@@ -1,4 +1,4 @@
-"""The engine that computes: a native model over paged keys and values, and a sampler, on one PyTorch device."""
+"""The engine that computes: a model over paged keys and values, and a sampler, on one PyTorch device."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from services.scheduler.engine.settings import (
     choose_device,
     choose_dtype,
 )
-from services.scheduler.model.config import ModelConfig
-from services.scheduler.model.config_json import read_config
-from services.scheduler.model.decoder import Decoder, ForwardBatch, load_decoder
+from services.scheduler.model.config import Described
+from services.scheduler.model.decoder import ForwardBatch
 from services.scheduler.model.kv_cache import KvCache, token_bytes
+from services.scheduler.model.loading import Model, load_model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +40,9 @@ class EngineReport:
 
 
 class TorchEngine:
-    """An Engine over a native model; made by `load_engine`."""
+    """An Engine over a model; made by `load_engine`."""
 
-    def __init__(self, model: Decoder, cache: KvCache, sampler: Sampler, ops: Ops, info: EngineInfo) -> None:
+    def __init__(self, model: Model, cache: KvCache, sampler: Sampler, ops: Ops, info: EngineInfo) -> None:
         self._model = model
         self._cache = cache
         self._sampler = sampler
@@ -99,16 +99,16 @@ def load_engine(config: TorchEngineConfig, *, ops: Ops | None = None) -> TorchEn
     device = choose_device(config.device)
     chosen = ops or choose_ops(device)
     dtype = choose_dtype(config.dtype, device)
-    shape = read_config(config.model)
+    model = load_model(config.model, chosen, dtype=dtype, device=device)
+    shape = model.config
     context = choose_context(config.context_length, shape)
-    model = load_decoder(config.model, shape, chosen, dtype=dtype, device=device)
     blocks = choose_blocks(config, shape, dtype, device)
     cache = KvCache(shape, blocks=blocks, block_size=config.block_size, dtype=dtype, device=device)
     info = _info(config, shape, context, blocks)
     return TorchEngine(model, cache, Sampler(shape.vocab_size, device), chosen, info)
 
 
-def _info(config: TorchEngineConfig, shape: ModelConfig, context: int, blocks: int) -> EngineInfo:
+def _info(config: TorchEngineConfig, shape: Described, context: int, blocks: int) -> EngineInfo:
     return EngineInfo(
         model_id=config.model.resolve().name,
         vocab_size=shape.vocab_size,

@@ -6,10 +6,10 @@ are written against this file alone and know no family.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
 
 class Activation(Enum):
@@ -77,3 +77,22 @@ class ModelConfig:
     tied_head: bool
     dtype: str
     eos_token_ids: tuple[int, ...]
+
+
+class Described(Protocol):
+    """What an engine must know of any model, native or not; sizes as in `ModelConfig`."""
+
+    @property
+    def architecture(self) -> str: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def context_length(self) -> int: ...
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]: ...
+    @property
+    def layers(self) -> Sized: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...

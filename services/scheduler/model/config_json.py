@@ -51,10 +51,14 @@ _DEFAULTS: Mapping[str, Any] = {
 
 def read_config(folder: Path) -> ModelConfig:
     """Reads `config.json` and, for the end-of-text ids, `generation_config.json`; raises UnsupportedModelError."""
-    raw = read_json(folder / "config.json")
+    return parse_config({**read_json(folder / "config.json"), "eos_token_id": list(end_ids(folder))})
+
+
+def end_ids(folder: Path) -> tuple[int, ...]:
+    """The ids that end an answer: those of `generation_config.json` or, where it says none, of `config.json`."""
     generation = folder / "generation_config.json"
     ends = read_json(generation).get("eos_token_id") if generation.exists() else None
-    return parse_config(raw if ends is None else {**raw, "eos_token_id": ends})
+    return _ids(read_json(folder / "config.json").get("eos_token_id") if ends is None else ends)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from kernels.linear import Linear
 from kernels.ops import Ops
 from services.scheduler.model.checkpoint import LayerWeights, Projection, read_ends, read_layer
 from services.scheduler.model.config import Activation, LayerConfig, ModelConfig
+from services.scheduler.model.config_json import read_config
 from services.scheduler.model.kv_cache import KvCache
 from services.scheduler.model.rope import Rotation
 from services.scheduler.model.weights import Weights, open_weights
@@ -121,8 +122,9 @@ class Decoder:
         return self._ops.add_rms_norm(output, residual, next_norm, eps)
 
 
-def load_decoder(folder: Path, config: ModelConfig, ops: Ops, *, dtype: torch.dtype, device: torch.device) -> Decoder:
-    """Loads the weights of a folder; raises UnsupportedModelError naming what is missing, left over or misshapen."""
+def load_decoder(folder: Path, ops: Ops, *, dtype: torch.dtype, device: torch.device) -> Decoder:
+    """Loads a folder; raises UnsupportedModelError naming the key, or the tensor missing, left over or misshapen."""
+    config = read_config(folder)
     with open_weights(folder, dtype, device) as weights:
         model = Decoder(config, ops, weights)
         weights.finish()

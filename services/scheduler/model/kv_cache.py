@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import torch
 
-from services.scheduler.model.config import ModelConfig
+from services.scheduler.model.config import Described
 
 
 class KvCache:
     """`keys` and `values`: (layers, blocks, block_size, kv_heads, head_dim); memory is touched at its first use."""
 
     def __init__(
-        self, config: ModelConfig, *, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+        self, config: Described, *, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         shape = (len(config.layers), blocks, block_size, config.kv_heads, config.head_dim)
         self.block_size = block_size
@@ -32,6 +32,6 @@ class KvCache:
             self.values.index_fill_(1, index, 0)
 
 
-def token_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+def token_bytes(config: Described, dtype: torch.dtype) -> int:
     """What one token's keys and values take, in bytes."""
     return 2 * len(config.layers) * config.kv_heads * config.head_dim * dtype.itemsize

@@ -67,6 +67,15 @@ def engine_logprobs(engine: TorchEngine, ids: Sequence[int], chunks: Sequence[in
 
 
 @torch.inference_mode()
+def expected_greedy(model: PreTrainedModel, ids: Sequence[int], tokens: int) -> list[int]:
+    """What transformers goes on with, each time from the whole sequence anew."""
+    whole = list(ids)
+    for _ in range(tokens):
+        whole.append(int(model(torch.tensor([whole])).logits[0, -1].argmax()))
+    return whole[len(ids) :]
+
+
+@torch.inference_mode()
 def expected_logprobs(model: PreTrainedModel, ids: Sequence[int], chunks: Sequence[int]) -> torch.Tensor:
     """The same from transformers, in one pass."""
     logits = model(torch.tensor([list(ids)])).logits[0]

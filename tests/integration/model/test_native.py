@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from services.scheduler.engine.api import SamplingSpec
 from services.scheduler.model.errors import UnsupportedModelError
+from tests.engine_driver import Job, run
 from tests.integration.model.small_models import (
     VOCAB_SIZE,
     engine_logprobs,
+    expected_greedy,
     expected_logprobs,
     load_small_engine,
     save_small_model,
@@ -75,9 +78,20 @@ def test_logprobs_equal_transformers(tmp_path: Path, name: str) -> None:
     torch.testing.assert_close(got, expected_logprobs(model, PROMPT, chunks), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["Llama 3 (grouped queries, scaled RoPE)", "Mistral 0.1 (sliding window)", "Gemma 3"])
+def test_a_mixed_batch_gives_each_sequence_what_transformers_gives(tmp_path: Path, name: str) -> None:
+    model = save_small_model(tmp_path, **MODELS[name])
+    spec = SamplingSpec(seed=0, temperature=0.0)
+    jobs = [Job(PROMPT[first : first + length], spec, 9) for first, length in ((0, 30), (3, 1), (20, 11), (40, 8))]
+    run(load_small_engine(tmp_path), jobs, batch=3, chunk=7)
+    for job in jobs:
+        assert job.tokens == expected_greedy(model, job.prompt, 9)
+
+
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_sixteen_bit_logprobs_are_close(tmp_path: Path, dtype: str) -> None:
-    model = save_small_model(tmp_path, initializer_range=0.1)
+@pytest.mark.parametrize("name", ["Llama 2", "Qwen 3", "Gemma 3"])
+def test_sixteen_bit_logprobs_are_close(tmp_path: Path, dtype: str, name: str) -> None:
+    model = save_small_model(tmp_path, **MODELS[name] | {"initializer_range": 0.1})
     got = engine_logprobs(load_small_engine(tmp_path, dtype=dtype), PROMPT, [64, 1, 1])
     assert (got - expected_logprobs(model, PROMPT, [64, 1, 1])).abs().max() < 0.15
 
