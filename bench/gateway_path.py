@@ -40,9 +40,9 @@ def main() -> None:
 def measure(streams: int) -> tuple[float, ...]:
     """Seconds of each stage for STEPS batches of one token per stream."""
     table = StreamTable()
-    opened = [Stream(number, request_id="", n=1, whole=False, wake=lambda: None) for number in range(streams)]
-    for stream in opened:
-        table.add(stream)
+    opened = [Stream(request_id="", n=1, wake=lambda: None) for _ in range(streams)]
+    for number, stream in enumerate(opened):
+        table.add(number, stream)
     envelope = {"id": "chatcmpl-req-0123456789", "object": "chat.completion.chunk", "created": 1, "model": "m" * 24}
     form = ChatForm()
     chunks = [

@@ -33,7 +33,8 @@ class RemoteAnswer:
     @property
     def tokens(self) -> int:
         """Output tokens that were handed to the caller's writer."""
-        return sum(token_offset for token_offset, _ in self.stream.cursor.offsets())
+        taken = self.stream.cursor.offsets()
+        return sum(at - log.token_base for (at, _), log in zip(taken, self.stream.log.choices, strict=True))
 
     async def batches(self) -> AsyncIterator[Sequence[Delta | Finish | Completed]]:
         """What is new, merged since the last batch, until Completed. Raises Unavailable when the stream was cut."""

@@ -8,16 +8,19 @@ from contextlib import suppress
 
 import grpc.aio
 
+from gateway.attaching import Attaching
 from gateway.auth import BadKeysFile, Tenants
 from gateway.config import Config
 from gateway.inspection import GatewayInspection
 from gateway.limits import Limits
 from gateway.openai.api import Api
 from gateway.openai.server import HttpServer
+from gateway.places import Places
 from gateway.requests import OpenAnswers, RemoteRequests
 from gateway.router import Router
 from gateway.servicer import SERVICE_NAME, generation_servicer
 from gateway.slow_readers import SlowReaders
+from gateway.strays import Strays
 from gateway.upstream import TokenizerLink
 from gateway.waker import Waker
 from services.protocol.events import FinishReason
@@ -43,8 +46,13 @@ class Gateway:
             raise ConfigError(f"api_keys_file: {error}") from error
         self._limits = Limits(open_max=config.open_requests_max, tenant_max=self._tenants.open_max_of)
         self._answers = OpenAnswers()
-        self.router = self._connect(config)
         self._metrics = GatewayMetrics(runtime.registry)
+        self.router = Router(self._hello())
+        self._places = Places(grace_s=config.tokenizer_grace_s)
+        self._attaching = Attaching(
+            epoch=runtime.epoch, router=self.router, places=self._places, next_number=self._answers.next_number
+        )
+        self._connect(config)
         self._slow_readers = SlowReaders(self._answers, clock=runtime.clock, timeout_s=config.slow_reader_timeout_s)
         api = Api(self._requests("http"), tenants=self._tenants, config=config, not_ready=self._not_ready)
         self._http = HttpServer(
@@ -84,6 +92,7 @@ class Gateway:
         self._runtime.log.info("http started", host=self._runtime.config.host, http_port=self.http_port)
         self.http_started.set()
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._strays.run(), name="strays")
             for link in self.router.links:
                 tasks.create_task(link.run(), name=f"link to {link.address}")
             tasks.create_task(self._slow_readers.run(), name="slow readers")
@@ -110,34 +119,39 @@ class Gateway:
         for link in self.router.links:
             await link.close()
 
-    def _connect(self, config: Config) -> Router:
+    def _connect(self, config: Config) -> None:
         waker = Waker()
-        router = Router(self._hello())
-        router.links = tuple(
+        self._strays = Strays(
+            self._attaching, self.router, waker=waker, grace_s=config.tokenizer_grace_s, metrics=self._metrics
+        )
+        self.router.links = tuple(
             TokenizerLink(
                 address,
                 epoch=self._runtime.epoch,
-                clock=self._runtime.clock,
                 waker=waker,
-                grace_s=config.tokenizer_grace_s,
-                misfit=router.misfit,
+                metrics=self._metrics,
+                misfit=self.router.misfit,
                 on_change=self._tell_readiness,
+                on_cut=self._strays.take,
             )
             for address in config.tokenizers
         )
-        return router
 
     def _requests(self, transport: str) -> RemoteRequests:
         return RemoteRequests(
             transport=transport,
             epoch=self._runtime.epoch,
             router=self.router,
+            places=self._places,
+            attaching=self._attaching,
+            strays=self._strays,
             limits=self._limits,
             answers=self._answers,
             metrics=self._metrics,
         )
 
     def _tell_readiness(self) -> None:
+        self.router.changed()
         self._runtime.set_ready(self.router.ready, self.router.why_not)
 
     def _not_ready(self) -> str:

@@ -24,7 +24,7 @@ class Config(ProcessConfig):
     body_timeout_s: float = option(30.0, help="how long an HTTP request's body may take to arrive")
     body_max_bytes: int = option(4 << 20, help="largest body of an HTTP request")
     slow_reader_timeout_s: float = option(60.0, help="a caller that takes nothing for so long is ended")
-    tokenizer_grace_s: float = option(30.0, help="how long a lost tokenizer is waited for before its streams are cut")
+    tokenizer_grace_s: float = option(30.0, help="how long streams wait for a tokenizer to go on")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TypeVar
 
 from gateway.state import StreamEvent, StreamPhase, next_stream_phase
-from services.protocol.answer import AnswerCursor, AnswerLog, IntegrityError
+from services.protocol.answer import NO_OFFSETS, AnswerCursor, AnswerLog, IntegrityError, Offsets
 from services.protocol.events import (
     Completed,
     Delta,
@@ -23,9 +24,19 @@ from services.protocol.events import (
     TokenInfo,
     Usage,
 )
+from services.protocol.request import MAX_CHOICES
 from services.runtime.error_tree import TailraceError
 
 Fact = TypeVar("Fact", Finish, Usage)
+
+
+class CutReason(Enum):
+    """Why a tokenizer sends nothing more of an answer that has not ended; the values are the contract's."""
+
+    UNSPECIFIED = 0
+    CLAIMED = 1
+    LEFT = 2
+    LOST = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +56,15 @@ class EventRows:
     tokens: Mapping[int, Sequence[TokenInfo]] = field(default_factory=dict)
     finishes: Sequence[tuple[int, Finish]] = ()
     completions: Sequence[tuple[int, Usage]] = ()
+    cuts: Sequence[tuple[int, CutReason]] = ()
 
 
 class Stream:
-    """One caller's stream: its answer so far, where the caller stands, and why it was cut, if it was."""
+    """One caller's stream: its answer so far, where the caller stands, and why it was cut, if it was.
+
+    `offsets` is what a caller who comes back has already, who does not say how many choices there are: `n` None. It is
+    `measured` once that is known, at acceptance. `peer_epoch` is that of the tokenizer that accepted it last.
+    """
 
     __slots__ = (
         "cursor",
@@ -56,21 +72,32 @@ class Stream:
         "ended_here",
         "log",
         "marked",
+        "measured",
         "peer_epoch",
         "phase",
         "request_id",
         "started",
-        "stream_id",
+        "tenant",
         "wake",
         "whole",
         "woken_at",
     )
 
-    def __init__(self, stream_id: int, *, request_id: str, n: int, whole: bool, wake: Callable[[], None]) -> None:
-        self.stream_id = stream_id
+    def __init__(
+        self,
+        *,
+        request_id: str,
+        n: int | None,
+        wake: Callable[[], None],
+        tenant: str = "",
+        whole: bool = False,
+        offsets: Offsets = NO_OFFSETS,
+    ) -> None:
+        self.tenant = tenant
         self.request_id = request_id
         self.phase = StreamPhase.OPENING
-        self.log = AnswerLog(n)
+        self.log = AnswerLog(max(offsets, default=0) + 1 if n is None else n, offsets)
+        self.measured = n is not None
         self.cursor = AnswerCursor(self.log, whole=whole)
         self.started: Started | None = None
         self.peer_epoch = 0  # of the tokenizer that accepted it
@@ -85,6 +112,42 @@ class Stream:
         """Open was answered."""
         self.phase = next_stream_phase(self.phase, StreamEvent.ACCEPTED)
         self.started, self.request_id, self.peer_epoch = started, started.request_id, peer_epoch
+
+    def attach(self, started: Started, peer_epoch: int, *, n: int, whole: bool) -> None:
+        """Attach was answered, for a caller who comes back or for a stranded stream.
+
+        Raises IntegrityError for a caller who has more choices than there are.
+        """
+        if self.measured:
+            self.found(peer_epoch)
+            return
+        self.log.widen(n)
+        if len(self.log.choices) > n:
+            raise IntegrityError(f"offsets of {len(self.log.choices)} choices where there are {n}")
+        self.measured = True
+        self.cursor = AnswerCursor(self.log, whole=whole)
+        self.accept(started, peer_epoch)
+
+    def offsets(self) -> dict[int, tuple[int, int]]:
+        """How far the answer is here: where another tokenizer has to go on."""
+        return {choice: (log.token_length, log.text_length) for choice, log in enumerate(self.log.choices)}
+
+    @property
+    def stranded(self) -> bool:
+        """Whether no tokenizer serves it."""
+        return self.phase is StreamPhase.STRANDED
+
+    def strand(self) -> bool:
+        """Its tokenizer is lost; True when that leaves it without one, False where nothing is missing any more."""
+        if self.phase is not StreamPhase.OPEN:
+            return False
+        self.phase = next_stream_phase(self.phase, StreamEvent.STRAND)
+        return True
+
+    def found(self, peer_epoch: int) -> None:
+        """A tokenizer serves it again."""
+        self.phase = next_stream_phase(self.phase, StreamEvent.FOUND)
+        self.peer_epoch = peer_epoch
 
     def take(self) -> list[Delta | Finish | Completed]:
         """What the caller has not got yet. Raises what cut the stream once the rest has been taken."""
@@ -113,7 +176,7 @@ class Stream:
         if self.log.usage is not None or self.cut is not None:
             return
         self.ended_here = True
-        counts = [len(choice.token_ids) for choice in self.log.choices]
+        counts = [choice.token_length for choice in self.log.choices]
         for choice, log in enumerate(self.log.choices):
             if log.finish is None:
                 log.finish = Finish(choice, reason, counts[choice], error=failure)
@@ -141,19 +204,25 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What a batch changed: the streams whose callers have news, and those that broke (they have news too)."""
+    """What a batch changed: the streams whose callers have news, and those that broke (they have news too).
+
+    `cuts` are streams of which this tokenizer sends no more; `repeated_tokens` counts what was here already.
+    """
 
     touched: Collection[Stream]
     broken: Sequence[Broken]
+    cuts: Sequence[tuple[int, Stream, CutReason]]
+    repeated_tokens: int
 
 
 class StreamTable:
-    """The open streams of one link, by the gateway's number for them."""
+    """The streams of one link, by the gateway's number for them there."""
 
-    __slots__ = ("_streams",)
+    __slots__ = ("_streams", "_unmeasured")
 
     def __init__(self) -> None:
         self._streams: dict[int, Stream] = {}
+        self._unmeasured: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -161,30 +230,44 @@ class StreamTable:
     def __iter__(self) -> Iterator[Stream]:
         return iter(self._streams.values())
 
-    def add(self, stream: Stream) -> None:
+    def add(self, stream_id: int, stream: Stream) -> None:
         """From now on its events are kept."""
-        assert stream.stream_id not in self._streams
-        self._streams[stream.stream_id] = stream
+        assert stream_id not in self._streams
+        self._streams[stream_id] = stream
+        if not stream.measured:
+            self._unmeasured.add(stream_id)
 
-    def discard(self, stream: Stream) -> None:
+    def discard(self, stream_id: int) -> None:
         """Its events are ignored from now on."""
-        self._streams.pop(stream.stream_id, None)
+        self._streams.pop(stream_id, None)
+        self._unmeasured.discard(stream_id)
 
     def apply(self, rows: EventRows) -> Applied:
         """Appends what came; rows of streams that have ended on the caller's side are ignored."""
         touched: dict[Stream, None] = {}
         broken: list[Broken] = []
-        self._apply_deltas(rows, touched, broken)
+        if self._unmeasured:
+            self._widen(rows)
+        repeated_tokens = self._apply_deltas(rows, touched, broken)
         for stream_id, finish in rows.finishes:
             self._attempt(stream_id, Stream.finish, finish, touched, broken)
         for stream_id, usage in rows.completions:
             self._attempt(stream_id, Stream.complete, usage, touched, broken)
-        return Applied(touched, broken)
+        cuts = [(at, self._streams[at], reason) for at, reason in rows.cuts if at in self._streams]
+        return Applied(touched, broken, cuts, repeated_tokens)
 
-    def _apply_deltas(self, rows: EventRows, touched: dict[Stream, None], broken: list[Broken]) -> None:
+    def _widen(self, rows: EventRows) -> None:
+        """Events of a resumed answer may come before the number of its choices: every choice shows in them."""
+        self._unmeasured = {stream_id for stream_id in self._unmeasured if not self._streams[stream_id].measured}
+        choices = [*zip(rows.stream_ids, rows.choices, strict=True), *((at, end.choice) for at, end in rows.finishes)]
+        for stream_id, choice in choices:
+            if stream_id in self._unmeasured and choice < MAX_CHOICES:
+                self._streams[stream_id].log.widen(choice + 1)
+
+    def _apply_deltas(self, rows: EventRows, touched: dict[Stream, None], broken: list[Broken]) -> int:
         # The hot loop: a row per (stream, choice) and step. Nothing is allocated but the slice of ids.
         streams, token_ids, infos = self._streams, rows.token_ids, rows.tokens
-        end = 0
+        end = repeated_tokens = 0
         for row, (stream_id, choice, token_offset, count, text_offset, text) in enumerate(
             zip(
                 rows.stream_ids,
@@ -202,10 +285,12 @@ class StreamTable:
                 continue
             tokens = infos.get(row, ()) if infos else ()
             try:
-                stream.log.choices[choice].append(token_offset, token_ids[start:end], text_offset, text, tokens)
+                if not stream.log.choices[choice].append(token_offset, token_ids[start:end], text_offset, text, tokens):
+                    repeated_tokens += count
             except (IntegrityError, IndexError) as error:
-                broken.append(self._break(stream, error))
+                broken.append(self._break(stream_id, error))
             touched[stream] = None
+        return repeated_tokens
 
     def _attempt(
         self,
@@ -221,11 +306,12 @@ class StreamTable:
         try:
             change(stream, fact)
         except (IntegrityError, IndexError) as error:
-            broken.append(self._break(stream, error))
+            broken.append(self._break(stream_id, error))
         touched[stream] = None
 
-    def _break(self, stream: Stream, error: Exception) -> Broken:
+    def _break(self, stream_id: int, error: Exception) -> Broken:
         why = str(error) if isinstance(error, IntegrityError) else "an event of a choice that was not asked for"
-        self.discard(stream)
+        stream = self._streams[stream_id]
+        self.discard(stream_id)
         stream.end_here(FinishReason.ERROR, Failure(ErrorCode.INTEGRITY, f"the answer contradicts itself: {why}"))
         return Broken(stream, why)

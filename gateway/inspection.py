@@ -84,7 +84,7 @@ class GatewayInspection:
             choices=[
                 ChoiceView(
                     choice=choice,
-                    log_token_offset=len(log.token_ids),
+                    log_token_offset=log.token_length,
                     log_text_offset=log.text_length,
                     cursor_token_offset=taken[choice],
                     idle_ms=idle_ms,

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import count
 
 from gateway.answer import RemoteAnswer
+from gateway.attaching import Attaching
 from gateway.core import Stream
 from gateway.limits import Limits
+from gateway.places import Place, Places
 from gateway.releases import StreamEnd
 from gateway.router import Router
+from gateway.strays import Strays
 from gateway.upstream import TokenizerLink
 from services.protocol.events import AbortOutcome
 from services.protocol.generation import OpenPb
+from services.protocol.parse import parse_offsets
 from services.protocol.request import MAX_CHOICES
 from services.protocol.sender import Wakeup
-from services.runtime.errors import InvalidRequest, TailraceError, Unsupported
+from services.runtime.errors import DeadlineExceeded, InvalidRequest, TailraceError, Unavailable
 from services.runtime.metrics import GatewayMetrics
 from tailrace.v1 import generation_pb2, tokenizer_pb2
 
@@ -30,11 +34,11 @@ class OpenAnswers:
     """What both front doors have open, oldest first: for drain, inspection, and the watch on slow readers."""
 
     def __init__(self) -> None:
-        self._answers: dict[int, RemoteAnswer] = {}
+        self._answers: dict[RemoteAnswer, None] = {}
         self._numbers = count(1)
 
     def __iter__(self) -> Iterator[RemoteAnswer]:
-        return iter(list(self._answers.values()))
+        return iter(list(self._answers))
 
     def __len__(self) -> int:
         return len(self._answers)
@@ -45,11 +49,11 @@ class OpenAnswers:
 
     def add(self, answer: RemoteAnswer) -> None:
         """An accepted request."""
-        self._answers[answer.stream.stream_id] = answer
+        self._answers[answer] = None
 
     def discard(self, answer: RemoteAnswer) -> None:
         """Its caller's side has ended."""
-        self._answers.pop(answer.stream.stream_id, None)
+        self._answers.pop(answer, None)
 
 
 class RemoteRequests:
@@ -61,12 +65,18 @@ class RemoteRequests:
         transport: str,
         epoch: int,
         router: Router,
+        places: Places,
+        attaching: Attaching,
+        strays: Strays,
         limits: Limits,
         answers: OpenAnswers,
         metrics: GatewayMetrics,
     ) -> None:
         self._epoch = epoch
         self._router = router
+        self._places = places
+        self._attaching = attaching
+        self._strays = strays
         self._limits = limits
         self._answers = answers
         outcomes = metrics.requests_total
@@ -74,16 +84,21 @@ class RemoteRequests:
         self._refused = outcomes.labels(transport, "refused")
         self._cancelled = outcomes.labels(transport, "cancelled")
         self._failed = outcomes.labels(transport, "failed")
+        self._resumed = metrics.resumes_total.labels(transport, "resumed")
+        self._not_resumed = metrics.resumes_total.labels(transport, "refused")
         self._open_streams = metrics.open_streams.labels(transport)
         self._tokens = metrics.output_tokens_total.labels(transport)
         self._writes = metrics.write_batches_total.labels(transport)
 
-    async def open(self, request: OpenPb, *, tenant: str, deadline_s: float | None) -> RemoteAnswer:
-        """Opens a request at a tokenizer. Raises its refusal, Overloaded at a limit, or Unavailable."""
+    async def open(self, request: OpenPb, *, tenant: str, deadline_s: float | None, named: bool = True) -> RemoteAnswer:
+        """Opens a request at a tokenizer. Raises its refusal, Overloaded at a limit, or Unavailable.
+
+        `named`: its id, if it has one, is its caller's, who may send the same request again and mean the same answer.
+        """
         try:
             _check_choices(request)
             with self._limits.held_unless_it_raises(tenant):
-                return await self._open(request, tenant, deadline_s)
+                return await self._open(request, tenant, deadline_s, named=named and bool(request.request_id))
         except TailraceError:
             self._refused.inc()
             raise
@@ -92,20 +107,30 @@ class RemoteRequests:
             raise
 
     async def resume(self, request: generation_pb2.ResumeRequest, *, tenant: str) -> RemoteAnswer:
-        """Not served yet."""
-        raise Unsupported("Resume is not served yet")
+        """Takes up a request again, whichever tokenizer has it or can claim it. Raises NotFound, or as `open`."""
+        try:
+            with self._limits.held_unless_it_raises(tenant):
+                answer = await self._resume(request, tenant)
+        except TailraceError:
+            self._not_resumed.inc()
+            raise
+        self._resumed.inc()
+        return answer
 
     async def abort(self, request_id: str, *, tenant: str, wait_until_released: bool) -> AbortOutcome:
         """Stops a request by its id, whichever tokenizer has it."""
+        links = self._router.in_order(tenant, request_id)
         request = tokenizer_pb2.TokenizerServiceAbortRequest(
-            tenant=tenant, request_id=request_id, wait_until_released=wait_until_released
+            tenant=tenant, request_id=request_id, wait_until_released=wait_until_released, only_here=True
         )
-        outcome = AbortOutcome.NOT_FOUND
-        for link in [link for link in self._router.links if link.ready] or [self._router.pick()]:
-            outcome = AbortOutcome(await link.abort(request, timeout_s=UNARY_TIMEOUT_S))
-            if outcome is not AbortOutcome.NOT_FOUND:
-                break
-        return outcome
+        if len(links) > 1:
+            for link in links:
+                if link.connected:
+                    outcome = AbortOutcome(await link.abort(request, timeout_s=UNARY_TIMEOUT_S))
+                    if outcome is not AbortOutcome.NOT_FOUND:
+                        return outcome
+        request.only_here = False
+        return AbortOutcome(await self._router.first_ready(links).abort(request, timeout_s=UNARY_TIMEOUT_S))
 
     async def tokenize(self, request: generation_pb2.TokenizeRequest) -> generation_pb2.TokenizeResponse:
         """Text to ids, at any tokenizer."""
@@ -119,28 +144,65 @@ class RemoteRequests:
         """The served models, as any tokenizer knows them."""
         return await self._router.pick().generation.ListModels(generation_pb2.ListModelsRequest())
 
-    async def _open(self, request: OpenPb, tenant: str, deadline_s: float | None) -> RemoteAnswer:
-        link = self._router.pick()
+    async def _open(self, request: OpenPb, tenant: str, deadline_s: float | None, *, named: bool) -> RemoteAnswer:
         wakeup = Wakeup()
         options = request.options
         stream = Stream(
-            self._answers.next_number(),
+            tenant=tenant,
             request_id=request.request_id,
             n=options.n if options.HasField("n") else 1,
             whole=options.delivery == generation_pb2.DELIVERY_WHOLE,
             wake=wakeup.set,
         )
         timeout_s = OPEN_TIMEOUT_S if deadline_s is None else min(deadline_s, OPEN_TIMEOUT_S)
-        await link.open(stream, self._open_request(stream, request, tenant, deadline_s), timeout_s=timeout_s)
-        answer = RemoteAnswer(stream, wakeup, lambda answer, delivered: self._close(link, tenant, answer, delivered))
+        links = self._router.in_order(tenant, request.request_id) if named else self._router.by_load()
+        try:
+            async with asyncio.timeout(timeout_s):
+                self._places.settle(stream, await self._place(stream, request, deadline_s, links))
+        except TimeoutError:
+            raise DeadlineExceeded(f"no tokenizer accepted the request within {timeout_s:g} s") from None
+        return self._answer(stream, wakeup)
+
+    async def _place(
+        self, stream: Stream, request: OpenPb, deadline_s: float | None, links: Iterable[TokenizerLink]
+    ) -> Place:
+        """Opens it at the first that is ready; where that one is lost before it answers, at the next."""
+        refusal: Unavailable | None = None
+        for link in [link for link in links if link.ready]:
+            place = Place(link, self._answers.next_number())
+            pb = self._open_request(place.stream_id, request, stream.tenant, deadline_s)
+            try:
+                await link.open(place.stream_id, stream, pb, timeout_s=OPEN_TIMEOUT_S)
+            except Unavailable as error:
+                refusal = error
+            else:
+                return place
+        raise refusal or self._router.none_ready()
+
+    async def _resume(self, request: generation_pb2.ResumeRequest, tenant: str) -> RemoteAnswer:
+        offsets = parse_offsets(request.offsets, "offsets", MAX_CHOICES)
+        wakeup = Wakeup()
+        stream = Stream(tenant=tenant, request_id=request.request_id, n=None, wake=wakeup.set, offsets=offsets)
+        try:
+            await self._attaching.attach(stream, request.resume_token, offsets)
+        except TailraceError:
+            self._places.vacate_later(stream)
+            raise
+        except asyncio.CancelledError:
+            self._places.vacate(stream)
+            raise
+        return self._answer(stream, wakeup)
+
+    def _answer(self, stream: Stream, wakeup: Wakeup) -> RemoteAnswer:
+        answer = RemoteAnswer(stream, wakeup, self._close)
         self._answers.add(answer)
         self._open_streams.inc()
         return answer
 
     def _open_request(
-        self, stream: Stream, request: OpenPb, tenant: str, deadline_s: float | None
+        self, stream_id: int, request: OpenPb, tenant: str, deadline_s: float | None
     ) -> tokenizer_pb2.OpenRequest:
-        pb = tokenizer_pb2.OpenRequest(gateway_epoch=self._epoch, stream_id=stream.stream_id, tenant=tenant)
+        pb = tokenizer_pb2.OpenRequest(gateway_epoch=self._epoch, stream_id=stream_id, tenant=tenant)
         if deadline_s is not None:
             pb.deadline_in_ms = max(1, min(int(deadline_s * 1000), (1 << 32) - 1))
         if isinstance(request, generation_pb2.ChatRequest):
@@ -149,14 +211,16 @@ class RemoteRequests:
             pb.generate.CopyFrom(request)
         return pb
 
-    def _close(self, link: TokenizerLink, tenant: str, answer: RemoteAnswer, delivered: bool) -> None:
+    def _close(self, answer: RemoteAnswer, delivered: bool) -> None:
         """The one end of every accepted request on the caller's side."""
         stream = answer.stream
+        stream.close()
+        self._strays.forget(stream)
         # An end of our own making was delivered, but the tokenizer does not know of it: there the caller has left.
         finished = delivered and not stream.ended_here
-        link.release(stream, StreamEnd.DELIVERED if finished else StreamEnd.CALLER_GONE)
+        self._places.vacate(stream, StreamEnd.DELIVERED if finished else StreamEnd.CALLER_GONE)
         self._answers.discard(answer)
-        self._limits.release(tenant)
+        self._limits.release(stream.tenant)
         self._open_streams.dec()
         self._tokens.inc(answer.tokens)
         self._writes.inc(answer.takes)

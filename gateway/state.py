@@ -5,8 +5,11 @@
                                  └──MISFIT──▸ UNFIT ──CALLED──▸ GREETING
 
     stream:  OPENING ──ACCEPTED──▸ OPEN ──END──▸ ENDED ──CLOSE──▸ CLOSED
-                ├──END──▸ ENDED ⟲ ACCEPTED        (an answer may be complete before Open's own answer)
-                └──CLOSE──▸ CLOSED                (refused, or the caller left; from OPEN too)
+                │           STRAND│ ▴FOUND          ▴
+                │                 ▾ │               │
+                │              STRANDED ─────END────┤
+                ├──END──────────────────────────────┘   ⟲ ACCEPTED, FOUND (an answer may be complete before it is told)
+                └──CLOSE──▸ CLOSED                      (refused, or the caller left; from OPEN and STRANDED too)
 
 An unknown pair raises.
 """
@@ -41,8 +44,9 @@ class LinkEvent(Enum):
 class StreamPhase(Enum):
     """Where a caller's stream stands."""
 
-    OPENING = "opening"  # Open is sent, its answer awaited; events may come already
+    OPENING = "opening"  # Open or Attach is sent, its answer awaited; events may come already
     OPEN = "open"  # accepted
+    STRANDED = "stranded"  # the tokenizer that had it is lost; another is sought to go on with
     ENDED = "ended"  # its last event is in the log, or it was cut
     CLOSED = "closed"  # the caller's side has ended; final
 
@@ -51,6 +55,8 @@ class StreamEvent(Enum):
     """What moves a stream."""
 
     ACCEPTED = "accepted"
+    STRAND = "strand"
+    FOUND = "found"
     END = "end"
     CLOSE = "close"
 
@@ -80,9 +86,15 @@ STREAM_TRANSITIONS = MappingProxyType(
         (StreamPhase.OPENING, StreamEvent.ACCEPTED): StreamPhase.OPEN,
         (StreamPhase.OPENING, StreamEvent.END): StreamPhase.ENDED,
         (StreamPhase.OPENING, StreamEvent.CLOSE): StreamPhase.CLOSED,
+        (StreamPhase.OPEN, StreamEvent.STRAND): StreamPhase.STRANDED,
+        (StreamPhase.OPEN, StreamEvent.FOUND): StreamPhase.OPEN,
         (StreamPhase.OPEN, StreamEvent.END): StreamPhase.ENDED,
         (StreamPhase.OPEN, StreamEvent.CLOSE): StreamPhase.CLOSED,
+        (StreamPhase.STRANDED, StreamEvent.FOUND): StreamPhase.OPEN,
+        (StreamPhase.STRANDED, StreamEvent.END): StreamPhase.ENDED,
+        (StreamPhase.STRANDED, StreamEvent.CLOSE): StreamPhase.CLOSED,
         (StreamPhase.ENDED, StreamEvent.ACCEPTED): StreamPhase.ENDED,
+        (StreamPhase.ENDED, StreamEvent.FOUND): StreamPhase.ENDED,
         (StreamPhase.ENDED, StreamEvent.CLOSE): StreamPhase.CLOSED,
     }
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gateway.core import EventRows
+from gateway.core import CutReason, EventRows
 from gateway.releases import StreamEnd
 from services.protocol.wire import completed_from_wire, finish_from_wire, tokens_from_wire
 from tailrace.v1 import tokenizer_pb2
@@ -29,9 +29,18 @@ def rows_from_wire(pb: tokenizer_pb2.EventBatch) -> EventRows:
         tokens={row.row: tokens_from_wire(row.tokens) for row in pb.row_tokens},
         finishes=[(item.stream_id, finish_from_wire(item.finish)) for item in pb.finishes],
         completions=[(item.stream_id, completed_from_wire(item.completed).usage) for item in pb.completions],
+        cuts=[(item.stream_id, _cut_reason(item.reason)) for item in pb.cuts],
     )
 
 
 def ended_to_wire(streams: Mapping[int, StreamEnd]) -> list[tokenizer_pb2.EndedStream]:
     """Streams that have ended on the caller's side."""
     return [tokenizer_pb2.EndedStream(stream_id=stream_id, end=_ENDS[end]) for stream_id, end in streams.items()]
+
+
+def _cut_reason(value: int) -> CutReason:
+    """A reason that a newer tokenizer may send means the same as none: ask elsewhere."""
+    try:
+        return CutReason(value)
+    except ValueError:
+        return CutReason.UNSPECIFIED

@@ -49,7 +49,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def _open_tasks() -> str:
-    tasks = [found for found in gc.get_objects() if isinstance(found, asyncio.Task) and not found.done()]
+    # By its type: isinstance would ask a dead weak proxy among them what it is, which raises.
+    tasks = [found for found in gc.get_objects() if issubclass(type(found), asyncio.Task) and not found.done()]
     written = io.StringIO()
     for task in tasks:
         task.print_stack(file=written)

@@ -25,6 +25,8 @@ CALLER_PHASES = ("OPEN", "FINISHED", "DETACHED", "GONE")
 ENGINE_PHASES = ("SUBMITTING", "RUNNING", "ENDED", "RELEASING")
 TRANSPORTS = ("grpc", "http")
 OUTCOMES = ("completed", "refused", "cancelled", "failed")
+RESUME_OUTCOMES = ("resumed", "refused")
+STRANDED_OUTCOMES = ("found", "cut", "left")
 STEP_KINDS = ("prefill", "decode", "mixed")
 
 # Upper bounds in seconds. Fine where people feel a difference, coarse beyond.
@@ -98,7 +100,34 @@ class GatewayMetrics:
             ["transport"],
             registry=registry,
         )
+        self.resumes_total = Counter(
+            name + "resumes_total",
+            "Callers who came back: their answers taken up again, or refused.",
+            ["transport", "outcome"],
+            registry=registry,
+        )
+        self.open_stranded_streams = Gauge(
+            name + "open_stranded_streams", "Answers whose tokenizer is lost and that wait for one.", registry=registry
+        )
+        self.stranded_total = Counter(
+            name + "stranded_total",
+            "Answers whose tokenizer was lost: taken up again, cut for want of one, or left by their caller meanwhile.",
+            ["outcome"],
+            registry=registry,
+        )
+        self.duplicates_dropped_total = Counter(
+            name + "duplicates_dropped_total",
+            "Tokens received again, compared, found equal and dropped.",
+            registry=registry,
+        )
+        self.integrity_errors_total = Counter(
+            name + "integrity_errors_total",
+            "Answers ended because what was received twice differed, or did not fit.",
+            registry=registry,
+        )
         _each(self.requests_total, TRANSPORTS, OUTCOMES)
+        _each(self.resumes_total, TRANSPORTS, RESUME_OUTCOMES)
+        _each(self.stranded_total, STRANDED_OUTCOMES)
         for metric in (self.open_streams, self.output_tokens_total, self.write_batches_total):
             _each(metric, TRANSPORTS)
 

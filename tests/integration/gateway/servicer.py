@@ -23,15 +23,16 @@ from tailrace.v1 import (
 
 MODEL = "scripted-1"
 CREATED_UNIX_MS = 1_700_000_000_000
+TOKEN = b"\x00\xffresume-token.."
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 @dataclass
 class ScriptedStream:
-    """One opened request; whatever is said is recorded, so that it can be replayed."""
+    """One opened or attached request; whatever is said is recorded, so that it can be replayed."""
 
-    request: tokenizer_pb2.OpenRequest
+    request: tokenizer_pb2.OpenRequest | tokenizer_pb2.AttachRequest
     publish: Callable[[tokenizer_pb2.EventBatch], None]
     released: asyncio.Event = field(default_factory=asyncio.Event)
     end: int = 0
@@ -47,6 +48,7 @@ class ScriptedStream:
     @property
     def body(self) -> generation_pb2.GenerateRequest | generation_pb2.ChatRequest:
         """The request itself."""
+        assert isinstance(self.request, tokenizer_pb2.OpenRequest)
         return self.request.chat if self.request.HasField("chat") else self.request.generate
 
     @property
@@ -106,6 +108,11 @@ class ScriptedStream:
         self.batches.append(batch)
         self.publish(batch)
 
+    def cut(self, reason: tokenizer_pb2.CutReason) -> None:
+        """Nothing more of it comes from here."""
+        cut = tokenizer_pb2.StreamCut(stream_id=self.request.stream_id, reason=reason)
+        self._send(tokenizer_pb2.EventBatch(cuts=[cut]))
+
 
 Script = Callable[[ScriptedStream], Coroutine[Any, Any, None]]
 
@@ -155,10 +162,16 @@ class ScriptedTokenizer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self.script: Script = answer_hello
         self.refuse: Callable[[tokenizer_pb2.OpenRequest], TailraceError | None] = lambda _: None
         self.before_open: Callable[[], Awaitable[None]] | None = None
+        self.attach_script: Script | None = None  # without one nothing is known, and nothing can be claimed
+        self.attach_n = 1
+        self.before_attach_answer: Callable[[], Awaitable[None]] | None = None
+        self.refuse_attach: Callable[[tokenizer_pb2.AttachRequest], TailraceError | None] = lambda _: None
+        self.attaches: list[tokenizer_pb2.AttachRequest] = []
         self.heartbeats = True
         self.why_not = ""  # it has no route; told to the next event call
         self.streams: dict[int, ScriptedStream] = {}
         self.opened: list[ScriptedStream] = []
+        self.attached: list[ScriptedStream] = []
         self.releases: list[tuple[int, int]] = []
         self.calls = 0
         self.port = 0
@@ -205,16 +218,9 @@ class ScriptedTokenizer(tokenizer_pb2_grpc.TokenizerServiceServicer):
             await abort(context, NotFound(f"model {stream.body.model!r}; served is {self.model!r}"))
         self.streams[request.stream_id] = stream
         self.opened.append(stream)
-        task = asyncio.create_task(self.script(stream))
-        self._scripts.add(task)
-        task.add_done_callback(self._scripts.discard)
-        started = generation_pb2.Started(
-            request_id=stream.body.request_id or f"made-{request.stream_id}",
-            model=self.model,
-            created_unix_ms=CREATED_UNIX_MS,
-            prompt_tokens=7,
-            seed=stream.options.sampling.seed,
-        )
+        self._run(self.script, stream)
+        request_id = stream.body.request_id or f"made-{request.stream_id}"
+        started = self._started(request_id, stream.options.sampling.seed)
         return tokenizer_pb2.OpenResponse(epoch=self.epoch, started=started)
 
     async def Abort(
@@ -256,7 +262,42 @@ class ScriptedTokenizer(tokenizer_pb2_grpc.TokenizerServiceServicer):
             yield tokenizer_pb2.StreamEventsResponse(batch=news)
 
     async def Attach(self, request: tokenizer_pb2.AttachRequest, context: Context) -> tokenizer_pb2.AttachResponse:
-        raise NotImplementedError
+        self.attaches.append(request)
+        if error := self.refuse_attach(request):
+            await abort(context, error)
+        if self.attach_script is None:
+            await abort(context, NotFound(f"request {request.resume.request_id!r}"))
+            raise AssertionError
+        stream = ScriptedStream(request, self._publish)
+        for offset in request.resume.offsets:
+            stream.tokens[offset.choice] = offset.token_offset
+            stream.text_length[offset.choice] = offset.text_offset
+        self.streams[request.stream_id] = stream
+        self.attached.append(stream)
+        self._run(self.attach_script, stream)
+        if self.before_attach_answer is not None:
+            await self.before_attach_answer()
+        return tokenizer_pb2.AttachResponse(
+            epoch=self.epoch,
+            started=self._started(request.resume.request_id),
+            n=self.attach_n,
+            delivery=generation_pb2.DELIVERY_STREAM,
+        )
+
+    def _run(self, script: Script, stream: ScriptedStream) -> None:
+        task = asyncio.create_task(script(stream))
+        self._scripts.add(task)
+        task.add_done_callback(self._scripts.discard)
+
+    def _started(self, request_id: str, seed: int = 0) -> generation_pb2.Started:
+        return generation_pb2.Started(
+            request_id=request_id,
+            resume_token=TOKEN,
+            model=self.model,
+            created_unix_ms=CREATED_UNIX_MS,
+            prompt_tokens=7,
+            seed=seed,
+        )
 
     def _readiness(self) -> tokenizer_pb2.Readiness:
         return tokenizer_pb2.Readiness(ready=not self.why_not, why_not=self.why_not)

@@ -179,13 +179,6 @@ async def test_binary_metadata_and_a_compressed_request_do_no_harm(gateway: Runn
     assert events[-1].HasField("completed")
 
 
-async def test_resume_is_refused_at_once_while_it_is_not_served(gateway: RunningGateway) -> None:
-    async with gateway.stub() as stub:
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await stub.Resume(generation_pb2.ResumeRequest(request_id="r")).read()
-    assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
-
-
 async def _rest(call: Any) -> list[generation_pb2.GenerationEvent]:
     events = []
     while (event := await call.read()) is not grpc.aio.EOF:

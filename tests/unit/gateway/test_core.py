@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core import EventRows, Stream, StreamTable
+from gateway.core import CutReason, EventRows, Stream, StreamTable
 from gateway.state import StreamPhase
 from services.protocol.events import Completed, Delta, ErrorCode, Finish, FinishReason, Started, Usage
 from services.runtime.errors import Unavailable
@@ -17,9 +17,9 @@ STARTED = Started(request_id="r", resume_token=b"", model="m", created_unix_ms=0
 
 def table_with(*stream_ids: int, n: int = 1, whole: bool = False) -> tuple[StreamTable, list[Stream]]:
     table = StreamTable()
-    streams = [Stream(number, request_id="", n=n, whole=whole, wake=lambda: None) for number in stream_ids]
-    for stream in streams:
-        table.add(stream)
+    streams = [Stream(request_id="", n=n, whole=whole, wake=lambda: None) for _ in stream_ids]
+    for number, stream in zip(stream_ids, streams, strict=True):
+        table.add(number, stream)
     return table, streams
 
 
@@ -110,8 +110,8 @@ def test_after_an_integrity_error_nothing_more_is_taken_in() -> None:
 
 
 def test_events_of_streams_that_are_not_open_are_ignored() -> None:
-    table, (stream,) = table_with(1)
-    table.discard(stream)
+    table, _ = table_with(1)
+    table.discard(1)
     applied = table.apply(row(1, 0, "a"))
     assert not list(applied.touched)
     assert not applied.broken
@@ -194,3 +194,75 @@ def test_whatever_is_replayed_and_whenever_it_is_read_the_joined_text_is_the_tex
         if takes[offset]:
             got += text_of(stream.take())
     assert got + text_of(stream.take()) == text
+
+
+def resumed(table: StreamTable, stream_id: int, offsets: dict[int, tuple[int, int]]) -> Stream:
+    stream = Stream(request_id="r", n=None, wake=lambda: None, offsets=offsets)
+    table.add(stream_id, stream)
+    return stream
+
+
+def test_a_resumed_answer_that_is_whole_before_attach_is_answered_has_all_its_choices() -> None:
+    table = StreamTable()
+    stream = resumed(table, 1, {0: (2, 2)})
+    table.apply(row(1, 2, "c"))
+    table.apply(row(1, 0, "x", choice=2))
+    table.apply(EventRows(finishes=[(1, Finish(choice, FinishReason.STOP, 3)) for choice in range(3)]))
+    applied = table.apply(EventRows(completions=[(1, Usage(1, 0, 9))]))
+    assert not applied.broken
+    stream.attach(STARTED, 7, n=3, whole=False)
+    events = stream.take()
+    assert [(e.choice, e.text) for e in events if isinstance(e, Delta)] == [(0, "c"), (2, "x")]
+    assert sorted(e.choice for e in events if isinstance(e, Finish)) == [0, 1, 2]
+    assert stream.cursor.done
+    assert stream.phase is StreamPhase.ENDED
+
+
+def test_once_measured_a_resumed_answer_gets_no_more_choices() -> None:
+    table = StreamTable()
+    stream = resumed(table, 1, {})
+    stream.attach(STARTED, 7, n=2, whole=False)
+    assert not table.apply(row(1, 0, "a", choice=1)).broken
+    assert table.apply(row(1, 0, "a", choice=2)).broken
+
+
+def test_no_number_of_choices_that_a_contract_forbids_is_believed() -> None:
+    table = StreamTable()
+    resumed(table, 1, {})
+    assert table.apply(row(1, 0, "a", choice=1_000_000)).broken
+
+
+def test_a_stranded_stream_knows_where_another_tokenizer_has_to_go_on() -> None:
+    table, (stream,) = table_with(1)
+    stream.accept(STARTED, 1)
+    table.apply(row(1, 0, "a"))
+    assert stream.strand()
+    assert not stream.strand()
+    assert stream.offsets() == {0: (1, 1)}
+    table.discard(1)
+    table.add(2, stream)
+    stream.attach(STARTED, 5, n=1, whole=False)
+    assert not stream.stranded
+    assert stream.peer_epoch == 5
+    table.apply(row(2, 1, "b"))
+    assert text_of(stream.take()) == "ab"
+
+
+def test_a_whole_answer_is_never_stranded() -> None:
+    table, (stream,) = table_with(1)
+    stream.accept(STARTED, 1)
+    table.apply(EventRows(finishes=[(1, Finish(0, FinishReason.STOP, 0))], completions=[(1, Usage(1, 0, 0))]))
+    assert not stream.strand()
+
+
+def test_what_was_here_already_is_counted_in_tokens() -> None:
+    table, _ = table_with(1)
+    table.apply(row(1, 0, "a"))
+    assert table.apply(row(1, 0, "a")).repeated_tokens == 1
+    assert table.apply(row(1, 1, "b")).repeated_tokens == 0
+
+
+def test_a_cut_names_the_stream_and_why() -> None:
+    table, (stream,) = table_with(1)
+    cuts = [(1, CutReason.CLAIMED), (9, CutReason.LOST)]
+    assert table.apply(EventRows(cuts=cuts)).cuts == [(1, stream, CutReason.CLAIMED)]

@@ -48,15 +48,15 @@ def _noting(into: list[int], number: int) -> Callable[[], None]:
 
 def answer_on(table: StreamTable) -> RemoteAnswer:
     wakeup = Wakeup()
-    stream = Stream(1, request_id="", n=1, whole=False, wake=wakeup.set)
-    table.add(stream)
+    stream = Stream(request_id="", n=1, whole=False, wake=wakeup.set)
+    table.add(1, stream)
     return RemoteAnswer(stream, wakeup, lambda answer, delivered: None)
 
 
 async def test_news_after_a_pause_wake_at_once_and_news_in_a_rush_wake_once_a_little_later() -> None:
     woken: list[int] = []
     waker = Waker()
-    streams = [Stream(number, request_id="", n=1, whole=False, wake=_noting(woken, number)) for number in range(100)]
+    streams = [Stream(request_id="", n=1, whole=False, wake=_noting(woken, number)) for number in range(100)]
     waker.mark(streams)
     assert woken == list(range(100))
     for _ in range(3):
@@ -71,7 +71,7 @@ async def test_news_after_a_pause_wake_at_once_and_news_in_a_rush_wake_once_a_li
 async def test_a_stream_slower_than_its_moment_is_never_held_up() -> None:
     woken: list[int] = []
     waker = Waker()
-    stream = Stream(1, request_id="", n=1, whole=False, wake=_noting(woken, 1))
+    stream = Stream(request_id="", n=1, whole=False, wake=_noting(woken, 1))
     for count in range(1, 4):
         waker.mark([stream])
         assert len(woken) == count

@@ -149,3 +149,48 @@ def test_choices_never_mix() -> None:
 def test_a_reader_beyond_the_log_is_refused() -> None:
     with pytest.raises(ValueError, match="beyond"):
         AnswerCursor(AnswerLog(1), offsets={0: (1, 0)})
+
+
+@given(rows, st.data())
+def test_a_log_that_begins_in_the_middle_holds_exactly_the_rest_whatever_overlaps(
+    answer: list[Row], data: st.DataObject
+) -> None:
+    ids = [token_id for row in answer for token_id in row[0]]
+    text = "".join(row[1] for row in answer)
+    base = data.draw(st.integers(0, len(ids))), data.draw(st.integers(0, len(text)))
+    log = AnswerLog(1, {0: base})
+    cursor = AnswerCursor(log)
+    events: list[Delta | Finish | Completed] = []
+    token_at, text_at = base
+    while token_at < len(ids) or text_at < len(text):
+        token_from, text_from = data.draw(st.integers(base[0], token_at)), data.draw(st.integers(base[1], text_at))
+        before = token_at, text_at
+        token_at, text_at = data.draw(st.integers(token_at, len(ids))), data.draw(st.integers(text_at, len(text)))
+        if (token_at, text_at) == before:
+            token_at, text_at = len(ids), len(text)
+        log.choices[0].append(token_from, ids[token_from:token_at], text_from, text[text_from:text_at])
+        events += cursor.take()
+    assert join(events) == (ids[base[0] :], text[base[1] :])
+    assert cursor.offsets() == [(len(ids), len(text))]
+    assert (log.choices[0].token_length, log.choices[0].text_length) == (len(ids), len(text))
+    again = data.draw(st.integers(base[0], len(ids))), data.draw(st.integers(base[1], len(text)))
+    assert join(AnswerCursor(log, offsets={0: again}).take()) == (ids[again[0] :], text[again[1] :])
+
+
+@pytest.mark.parametrize(("token_offset", "text_offset"), [(4, 9), (5, 8)])
+def test_a_log_that_begins_in_the_middle_takes_and_gives_nothing_before_it(token_offset: int, text_offset: int) -> None:
+    log = AnswerLog(1, {0: (5, 9)})
+    with pytest.raises(IntegrityError, match="before"):
+        log.choices[0].append(token_offset, [7], text_offset, "x")
+    with pytest.raises(ValueError, match="before"):
+        AnswerCursor(log, offsets={0: (token_offset, text_offset)})
+
+
+def test_a_log_that_begins_in_the_middle_still_compares_what_comes_twice() -> None:
+    log = AnswerLog(1, {0: (5, 9)})
+    log.choices[0].append(5, [1, 2], 9, "ab")
+    assert not log.choices[0].append(5, [1], 9, "a")
+    with pytest.raises(IntegrityError, match="other ids"):
+        log.choices[0].append(6, [3], 10, "b")
+    with pytest.raises(IntegrityError, match="hole"):
+        log.choices[0].append(8, [3], 11, "c")
