@@ -81,6 +81,7 @@ class Gateway:
             self._runtime,
             self._metrics,
             answers=self._answers,
+            places=self._places,
             router=self.router,
             slow_readers=self._slow_readers,
         )
@@ -128,6 +129,7 @@ class Gateway:
             TokenizerLink(
                 address,
                 epoch=self._runtime.epoch,
+                clock=self._runtime.clock,
                 waker=waker,
                 metrics=self._metrics,
                 misfit=self.router.misfit,

@@ -125,6 +125,7 @@ class Stream:
         if len(self.log.choices) > n:
             raise IntegrityError(f"offsets of {len(self.log.choices)} choices where there are {n}")
         self.measured = True
+        self.whole = whole
         self.cursor = AnswerCursor(self.log, whole=whole)
         self.accept(started, peer_epoch)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from gateway.answer import RemoteAnswer
+from gateway.places import Places
 from gateway.requests import OpenAnswers
 from gateway.router import Router
 from gateway.slow_readers import SlowReaders
@@ -24,12 +25,14 @@ class GatewayInspection:
         metrics: GatewayMetrics,
         *,
         answers: OpenAnswers,
+        places: Places,
         router: Router,
         slow_readers: SlowReaders,
     ) -> None:
         self._runtime = runtime
         self._metrics = metrics
         self._answers = answers
+        self._places = places
         self._router = router
         self._slow_readers = slow_readers
 
@@ -75,11 +78,11 @@ class GatewayInspection:
             request_id=stream.request_id,
             caller_phase=stream.phase.name,
             age_ms=max(0, clock.unix_ms() - answer.started.created_unix_ms),
-            stream_id=stream.stream_id,
+            stream_id=self._places.number_of(stream),
             upstream_epoch=stream.peer_epoch,
             prompt_tokens=answer.started.prompt_tokens,
             whole=stream.whole,
-            waits_for="" if answer.waiting else "CALLER",
+            waits_for="TOKENIZER" if stream.stranded else "" if answer.waiting else "CALLER",
             moments=[Moment(what="accepted", unix_us=answer.started.created_unix_ms * 1000)],
             choices=[
                 ChoiceView(

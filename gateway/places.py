@@ -39,6 +39,13 @@ class Places:
         self._places: dict[Stream, Place] = {}
         self._doubtful: dict[Stream, list[Place]] = {}
 
+    def __len__(self) -> int:
+        return len(self._places) + len(self._doubtful)
+
+    def number_of(self, stream: Stream) -> int:
+        """The stream's number where it is served, or was last."""
+        return self._places[stream].stream_id
+
     def settle(self, stream: Stream, place: Place) -> None:
         """The stream is served there from now on, and nowhere else."""
         self.vacate(stream)

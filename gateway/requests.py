@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import count
 
 from gateway.answer import RemoteAnswer
@@ -145,6 +145,25 @@ class RemoteRequests:
         return await self._router.pick().generation.ListModels(generation_pb2.ListModelsRequest())
 
     async def _open(self, request: OpenPb, tenant: str, deadline_s: float | None, *, named: bool) -> RemoteAnswer:
+        """Opens it at the first tokenizer that is ready; where that one is lost before it answers, at the next."""
+        timeout_s = OPEN_TIMEOUT_S if deadline_s is None else min(deadline_s, OPEN_TIMEOUT_S)
+        links = self._router.in_order(tenant, request.request_id) if named else self._router.by_load()
+        refusal: Unavailable | None = None
+        try:
+            async with asyncio.timeout(timeout_s):
+                for link in [link for link in links if link.ready]:
+                    try:
+                        return await self._open_at(link, request, tenant, deadline_s)
+                    except Unavailable as error:
+                        refusal = error
+        except TimeoutError:
+            raise DeadlineExceeded(f"no tokenizer accepted the request within {timeout_s:g} s") from None
+        raise refusal or self._router.none_ready()
+
+    async def _open_at(
+        self, link: TokenizerLink, request: OpenPb, tenant: str, deadline_s: float | None
+    ) -> RemoteAnswer:
+        """A stream of its own for each try: the one before may have had output, of another run."""
         wakeup = Wakeup()
         options = request.options
         stream = Stream(
@@ -154,30 +173,11 @@ class RemoteRequests:
             whole=options.delivery == generation_pb2.DELIVERY_WHOLE,
             wake=wakeup.set,
         )
-        timeout_s = OPEN_TIMEOUT_S if deadline_s is None else min(deadline_s, OPEN_TIMEOUT_S)
-        links = self._router.in_order(tenant, request.request_id) if named else self._router.by_load()
-        try:
-            async with asyncio.timeout(timeout_s):
-                self._places.settle(stream, await self._place(stream, request, deadline_s, links))
-        except TimeoutError:
-            raise DeadlineExceeded(f"no tokenizer accepted the request within {timeout_s:g} s") from None
+        place = Place(link, self._answers.next_number())
+        pb = self._open_request(place.stream_id, request, tenant, deadline_s)
+        await link.open(place.stream_id, stream, pb, timeout_s=OPEN_TIMEOUT_S)
+        self._places.settle(stream, place)
         return self._answer(stream, wakeup)
-
-    async def _place(
-        self, stream: Stream, request: OpenPb, deadline_s: float | None, links: Iterable[TokenizerLink]
-    ) -> Place:
-        """Opens it at the first that is ready; where that one is lost before it answers, at the next."""
-        refusal: Unavailable | None = None
-        for link in [link for link in links if link.ready]:
-            place = Place(link, self._answers.next_number())
-            pb = self._open_request(place.stream_id, request, stream.tenant, deadline_s)
-            try:
-                await link.open(place.stream_id, stream, pb, timeout_s=OPEN_TIMEOUT_S)
-            except Unavailable as error:
-                refusal = error
-            else:
-                return place
-        raise refusal or self._router.none_ready()
 
     async def _resume(self, request: generation_pb2.ResumeRequest, tenant: str) -> RemoteAnswer:
         offsets = parse_offsets(request.offsets, "offsets", MAX_CHOICES)

@@ -26,6 +26,7 @@ from services.protocol.hop import Hop
 from services.protocol.sender import SUSPECT_S
 from services.protocol.wire import started_from_wire
 from services.runtime.client import DEFAULT_UNARY_TIMEOUT_S, connect, open_stream
+from services.runtime.clock import Clock
 from services.runtime.errors import TailraceError, Unavailable, from_rpc_error
 from services.runtime.log import get_logger
 from services.runtime.metrics import GatewayMetrics
@@ -79,6 +80,7 @@ class TokenizerLink:
         address: str,
         *,
         epoch: int,
+        clock: Clock,
         waker: Waker,
         metrics: GatewayMetrics,
         misfit: Callable[[Hello], str | None],

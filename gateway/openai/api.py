@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -19,14 +17,13 @@ from gateway.openai.completions import CompletionsForm
 from gateway.openai.errors import ErrorReply, reply_of
 from gateway.openai.form import Form
 from gateway.openai.generate import Generation
+from gateway.openai.request_id import REQUEST_ID_HEADER, RequestName, keyed_name_of, name_of
 from gateway.requests import RemoteRequests
 from services.runtime.errors import InternalError, NotFound, TailraceError, from_rpc_error
 from services.runtime.log import get_logger
 from tailrace.v1 import generation_pb2
 
-REQUEST_ID = web.RequestKey("request_id", str)
-REQUEST_ID_HEADER = "X-Request-Id"
-_VALID_ID = re.compile(r"[A-Za-z0-9._:-]{1,120}")
+NAME = web.RequestKey("name", RequestName)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -64,10 +61,11 @@ class Api:
     def _generation(self, form: Form) -> Handler:
         async def generate(http: web.Request) -> web.StreamResponse:
             tenant = self._tenant(http)
+            name = http[NAME] = keyed_name_of(http.headers) or http[NAME]
             body = await read_body(http, timeout_s=self._config.body_timeout_s, max_bytes=self._config.body_max_bytes)
-            call = form.read(body, http[REQUEST_ID])
+            call = form.read(body, name.request_id)
             try:
-                return await Generation(http, form, call, http[REQUEST_ID]).serve(self._requests, tenant)
+                return await Generation(http, form, call, name).serve(self._requests, tenant)
             except TailraceError as error:
                 return _error_response(reply_of(error, call.names))
 
@@ -101,8 +99,7 @@ class Api:
 
 async def _answered(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Gives the request its id, and every failure a body in OpenAI's form."""
-    given = request.headers.get(REQUEST_ID_HEADER, "")
-    request[REQUEST_ID] = given if _VALID_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
+    request[NAME] = name_of(request.headers)
     try:
         return await handler(request)
     except TailraceError as error:
@@ -114,12 +111,12 @@ async def _answered(request: web.Request, handler: Handler) -> web.StreamRespons
     except ConnectionError:
         raise  # the caller left while it was written to
     except Exception:  # noqa: BLE001  # the edge: everything else is a bug of ours, and is answered as one
-        _log.exception("request failed", request_id=request[REQUEST_ID], path=request.path)
+        _log.exception("request failed", request_id=request[NAME].request_id, path=request.path)
         return _error_response(reply_of(InternalError("internal error; the server's log says more")))
 
 
 async def _add_request_id(http: web.Request, response: web.StreamResponse) -> None:
-    response.headers[REQUEST_ID_HEADER] = http[REQUEST_ID]
+    response.headers[REQUEST_ID_HEADER] = http[NAME].request_id
 
 
 def _model_object(model: generation_pb2.Model) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from gateway.openai.chunks import DONE, AnswerChunks, envelope_of, error_event, 
 from gateway.openai.errors import reply_of
 from gateway.openai.form import Form
 from gateway.openai.json_text import json_object
+from gateway.openai.request_id import RequestName
 from gateway.openai.sse import EventStream
 from gateway.openai.whole import WholeAnswer
 from gateway.requests import RemoteRequests
@@ -23,11 +24,11 @@ from services.runtime.errors import TailraceError
 class Generation:
     """One call, from its opening to the end of its response."""
 
-    def __init__(self, http: web.Request, form: Form, call: Call, request_id: str) -> None:
+    def __init__(self, http: web.Request, form: Form, call: Call, name: RequestName) -> None:
         self._http = http
         self._form = form
         self._call = call
-        self._request_id = request_id
+        self._name = name
         self._logprobs = call.requests[0].options.output.HasField("logprobs")
         self._answers: list[RemoteAnswer] = []
         self._told = False  # the transport has the end of the answer
@@ -36,7 +37,7 @@ class Generation:
         """The response, written to its end. Raises a TailraceError only while nothing has been sent."""
         try:
             for request in self._call.requests:
-                answer = await requests.open(request, tenant=tenant, deadline_s=None)
+                answer = await requests.open(request, tenant=tenant, deadline_s=None, named=self._name.named)
                 answer.evict = self._abort_connection
                 self._answers.append(answer)
             return await (self._stream() if self._call.stream else self._whole())
@@ -91,7 +92,7 @@ class Generation:
         return response
 
     def _envelope(self, *, streamed: bool) -> dict[str, Any]:
-        return envelope_of(self._form, self._answers[0].started, self._request_id, streamed=streamed)
+        return envelope_of(self._form, self._answers[0].started, self._name.request_id, streamed=streamed)
 
     def _ending(self, envelope: dict[str, Any], chunks: Sequence[AnswerChunks]) -> bytes:
         if not self._call.include_usage:

@@ -121,6 +121,7 @@ def _in_gateway(app: Gateway) -> dict[str, object]:
         "permits": app.open_requests(),
         "answers": len(app._answers),
         "streams": sum(len(link.streams) for link in app.router.links),
+        "places": len(app._places),
         "releases to be sent": sum(len(link.releases) for link in app.router.links),
     }
 

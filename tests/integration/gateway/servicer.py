@@ -213,7 +213,7 @@ class ScriptedTokenizer(tokenizer_pb2_grpc.TokenizerServiceServicer):
             await self.before_open()
         if error := self.refuse(request):
             await abort(context, error)
-        stream = ScriptedStream(request, self._publish)
+        stream = ScriptedStream(request, self.publish)
         if stream.body.model not in ("", self.model):
             await abort(context, NotFound(f"model {stream.body.model!r}; served is {self.model!r}"))
         self.streams[request.stream_id] = stream
@@ -268,7 +268,7 @@ class ScriptedTokenizer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         if self.attach_script is None:
             await abort(context, NotFound(f"request {request.resume.request_id!r}"))
             raise AssertionError
-        stream = ScriptedStream(request, self._publish)
+        stream = ScriptedStream(request, self.publish)
         for offset in request.resume.offsets:
             stream.tokens[offset.choice] = offset.token_offset
             stream.text_length[offset.choice] = offset.text_offset
@@ -311,7 +311,8 @@ class ScriptedTokenizer(tokenizer_pb2_grpc.TokenizerServiceServicer):
                 if self.heartbeats:
                     return tokenizer_pb2.EventBatch()
 
-    def _publish(self, batch: tokenizer_pb2.EventBatch) -> None:
+    def publish(self, batch: tokenizer_pb2.EventBatch) -> None:
+        """Sends it on the current event call."""
         self._outbox.put_nowait(batch)
 
 
