@@ -39,6 +39,13 @@ RUN mkdir -p build/gen && python -m grpc_tools.protoc -I proto --python_out=buil
 COPY . .
 RUN pip install --no-deps --no-build-isolation --target /app .
 
+# ---- the CPU's step library: every instruction set of this platform is in it, and which one runs is chosen at start
+FROM dependencies AS kernels
+# hadolint ignore=DL3008
+RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
+COPY kernels kernels
+RUN python -m kernels.cpu.build --required --out /kernels
+
 # ---- what every image shares; in a container a process listens on every interface, and the network decides who gets there
 FROM ${BASE_IMAGE} AS runtime
 RUN groupadd --gid 10001 tailrace && useradd --uid 10001 --gid tailrace --create-home tailrace && install -d -o tailrace -g tailrace /model
@@ -65,6 +72,7 @@ RUN pip install --requirement cpu.txt
 FROM runtime AS scheduler-cpu
 COPY --from=dependencies-cpu /opt/venv /opt/venv
 COPY --from=code /app /app
+COPY --from=kernels /kernels /app/kernels/cpu
 USER 10001:10001
 ENV TAILRACE_HEALTH_ADDRESS=127.0.0.1:7003
 CMD ["scheduler"]

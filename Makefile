@@ -35,12 +35,13 @@ TEXT_TESTS := tests/unit/detokenizer tests/integration/detokenizer $(wildcard te
 SETUP       := $(VENV)/.setup-stamp
 GENERATED   := build/gen/.stamp
 MODEL_READY := build/model/.stamp
+KERNELS     := build/kernels/.stamp
 BUF         := build/node/node_modules/.bin/buf
 BUF_READY   := build/node/.buf-$(BUF_VERSION)
 
 say = @printf '\033[1m==> %s\033[0m\n' $(1)
 
-.PHONY: help setup proto model run test test-fast test-text test-nightly fuzz chaos sim check lint format type imports proto-lint proto-breaking docker-lint up down bench bench-serving bench-peers clean
+.PHONY: help setup proto model kernels run test test-fast test-text test-nightly fuzz chaos sim check lint format type imports proto-lint proto-breaking docker-lint up down bench bench-serving bench-peers clean
 
 help: ## this list
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} \
@@ -48,7 +49,7 @@ help: ## this list
 
 ##@ Start
 
-run: setup proto model ## the whole system with the embedded model, and one streamed answer; Ctrl-C stops it
+run: setup proto model kernels ## the whole system with the embedded model, and one streamed answer; Ctrl-C stops it
 	@$(VENV)/bin/tailrace up --demo
 
 setup: $(SETUP) ## the Python environment in .venv (once; the first time downloads torch)
@@ -56,6 +57,8 @@ setup: $(SETUP) ## the Python environment in .venv (once; the first time downloa
 proto: $(GENERATED) ## the code of the contracts, into build/gen (again when a .proto changed)
 
 model: $(MODEL_READY) ## the embedded model, exported to build/model (once)
+
+kernels: $(KERNELS) ## the CPU's step library, compiled into build/kernels; without a C++ compiler models run on plain PyTorch
 
 $(SETUP): pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Tailrace needs Python 3.11 or newer; none was found. Name one with PYTHON=…" >&2; exit 1; }
@@ -78,18 +81,24 @@ $(MODEL_READY): $(wildcard services/scheduler/model/export.py services/scheduler
 	@$(PY) -m services.scheduler.model.export --out $(MODEL)
 	@touch $@
 
+# No stamp without a library: it is tried again when there is a compiler.
+$(KERNELS): $(wildcard kernels/cpu/build.py kernels/cpu/src/* kernels/cpu/src/simd/*) | $(SETUP)
+	$(call say,"kernels: kernels/cpu → build/kernels")
+	@$(PY) -m kernels.cpu.build
+	@test ! -e build/kernels/tailrace_cpu.so || touch $@
+
 ##@ Try what you changed
 
-test: setup proto model ## every test (narrow with PYTEST_ARGS='tests/unit -x')
+test: setup proto kernels model ## every test (narrow with PYTEST_ARGS='tests/unit -x')
 	@$(PY) -m pytest $(PYTEST_ARGS)
 
-test-fast: setup proto ## the tests that need neither the model nor processes of their own
+test-fast: setup proto kernels ## the tests that need neither the model nor processes of their own
 	@$(PY) -m pytest -m 'not slow and not model and not e2e' $(PYTEST_ARGS)
 
 test-text: setup proto model ## the tests of text alone: its laws, its scenarios, every tokenizer family
 	@$(PY) -m pytest $(TEXT_TESTS) $(PYTEST_ARGS)
 
-test-nightly: setup proto model ## the same laws over 100,000 sequences and more; a quarter of an hour and up
+test-nightly: setup proto kernels model ## the same laws over 100,000 sequences and more; a quarter of an hour and up
 	@HYPOTHESIS_PROFILE=nightly $(PY) -m pytest -n auto --timeout=0 -o faulthandler_timeout=0 tests/unit/detokenizer $(PYTEST_ARGS)
 
 fuzz: setup proto ## random and mutated outputs against the definition of text, for FUZZ_S=60 seconds; kept in build/fuzz
@@ -136,13 +145,13 @@ format: setup $(BUF_READY) ## write ruff's and buf's format, and ruff's safe fix
 	@$(PY) -m ruff format .
 	@$(BUF) format --write proto
 
-bench: setup proto ## what the return path costs: CPU per token, tokens/s, added latency; table and build/bench/return-path.json
+bench: setup proto kernels ## what the return path costs: CPU per token, tokens/s, added latency; table and build/bench/return-path.json
 	@$(PY) -m bench.return_path $(BENCH_ARGS)
 
-bench-serving: setup proto model ## what callers of the whole server get, under loads of all kinds; build/bench/serving.json
+bench-serving: setup proto model kernels ## what callers of the whole server get, under loads of all kinds; build/bench/serving.json
 	@$(PY) -m bench.serving $(BENCH_ARGS)
 
-bench-peers: setup proto model ## the same beside other servers with the same model; build/bench/peers.json
+bench-peers: setup proto model kernels ## the same beside other servers with the same model; build/bench/peers.json
 	@$(PY) -m bench.peers $(BENCH_ARGS)
 
 $(BUF_READY):

@@ -10,8 +10,9 @@ from services.runtime.config import ProcessConfig, option, require
 from services.scheduler.admission import Limits
 from services.scheduler.policy import Policy, PolicyName
 
-EngineName = Literal["auto", "torch", "fake"]
+EngineName = Literal["auto", "cpu", "torch", "fake"]
 DtypeName = Literal["auto", "fp32", "bf16", "fp16"]
+WeightsFormatName = Literal["auto", "int8", "fp32"]
 FakeModeName = Literal["hash", "echo"]
 
 
@@ -25,10 +26,11 @@ class SchedulerConfig(ProcessConfig):
 
     model: Path | None = option(None, help="directory of the model: config.json, tokenizer.json, safetensors")
     model_id: str = option("", help="the model's name for callers; empty: the directory's own")
-    engine: EngineName = option("auto", help="torch, fake (computes nothing, for tests), or auto: torch")
-    dtype: DtypeName = option("auto", help="what to compute in: fp32, bf16, fp16, or auto: fp32 on CPU, bf16 on GPU")
+    engine: EngineName = option("auto", help="cpu, torch, fake (computes nothing, for tests), or auto: what fits")
+    weights_format: WeightsFormatName = option("auto", help="engine cpu: int8, fp32 (exact, slower), or auto: int8")
+    dtype: DtypeName = option("auto", help="engine torch: fp32, bf16, fp16, or auto: fp32 on CPU, bf16 on GPU")
     device: str = option("auto", help="auto, cpu or cuda[:n]")
-    threads: int | None = option(None, help="CPU threads to compute with; none: PyTorch's own choice")
+    threads: int | None = option(None, help="CPU threads to compute with; none: one per core")
 
     context_length: int | None = option(None, help="longest sequence, tokens; none: the model's own")
     kv_tokens: int | None = option(None, help="size of the KV cache, tokens; none: by memory")
@@ -62,6 +64,12 @@ class SchedulerConfig(ProcessConfig):
         super().__post_init__()
         needs_model = self.engine != "fake"
         require(self, "model", not needs_model or self.model is not None, "must be set, or engine be fake")
+        for key, engine in (("weights_format", "cpu"), ("dtype", "torch")):
+            chosen = getattr(self, key) != "auto"
+            require(self, key, not chosen or self.engine in (engine, "auto"), f"goes with engine {engine} alone")
+        require(self, "device", self.engine != "cpu" or self.device in ("auto", "cpu"), "must be cpu for engine cpu")
+        both = self.weights_format != "auto" and self.dtype != "auto"
+        require(self, "dtype", not both, "goes with engine torch, and can't stand beside weights_format")
         for key in ("max_running", "max_step_tokens", "block_size", "max_tombstones", "fake_vocab_size"):
             require(self, key, getattr(self, key) >= 1, "must be at least 1")
         for key in ("threads", "context_length", "kv_tokens", "kv_memory_bytes"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 
 from services.protocol.hello import Hello, hello_of
@@ -44,7 +44,7 @@ def load(config: SchedulerConfig) -> LoadedEngine:
     """Blocks until the engine can serve. Raises ConfigError for a model or a setting that can't be served."""
     try:
         card = load_model_card(config.model, model_id=config.model_id) if config.model is not None else None
-        loaded = _load_fake(config, card) if config.engine == "fake" else _load_torch(config, card)
+        loaded = _LOADERS[config.engine](config, card)
     except (PreconditionFailed, UnsupportedModelError, ValueError) as error:
         raise ConfigError(str(error)) from error
     _warm_up(loaded.engine)
@@ -74,10 +74,64 @@ def _load_fake(config: SchedulerConfig, card: ModelCard | None) -> LoadedEngine:
     return LoadedEngine(engine, card, report)
 
 
+def _load_best(config: SchedulerConfig, card: ModelCard | None) -> LoadedEngine:
+    """The CPU's step library where it can compute this, otherwise PyTorch, and then the report says why."""
+    try:
+        _expect_cpu(config)
+        return _load_cpu(config, card)
+    except (_NotForCpu, UnsupportedModelError) as reason:
+        if config.weights_format != "auto":
+            raise ConfigError(f"weights_format {config.weights_format} needs engine cpu: {reason}") from reason
+        loaded = _load_torch(config, card)
+        return replace(loaded, report={**loaded.report, "engine_cpu": f"not used: {reason}"})
+
+
+class _NotForCpu(ValueError):
+    """Why the CPU's step library won't be used."""
+
+
+def _expect_cpu(config: SchedulerConfig) -> None:
+    """Raises _NotForCpu when the configuration asks for something else, or this machine has something better."""
+    if config.dtype != "auto":
+        raise _NotForCpu(f"dtype {config.dtype} was asked for")
+    if config.device not in ("auto", "cpu"):
+        raise _NotForCpu(f"device {config.device} was asked for")
+    if config.device == "auto" and _has_cuda():
+        raise _NotForCpu("there is a GPU")
+
+
+def _has_cuda() -> bool:
+    _quiet_openmp()
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _load_cpu(config: SchedulerConfig, card: ModelCard | None) -> LoadedEngine:
+    _quiet_openmp()
+    from kernels.cpu import LibraryMissing
+    from services.scheduler.engine.cpu_engine import CpuEngineConfig, load_cpu_engine
+
+    assert config.model is not None, "the configuration was checked"
+    try:
+        engine = load_cpu_engine(
+            CpuEngineConfig(
+                model=config.model,
+                weights_format=config.weights_format,
+                context_length=config.context_length,
+                kv_tokens=config.kv_tokens,
+                kv_memory_bytes=config.kv_memory_bytes,
+                block_size=config.block_size,
+                threads=config.threads,
+            )
+        )
+    except LibraryMissing as error:
+        raise _NotForCpu(str(error)) from error
+    return LoadedEngine(engine, card, {"engine": "cpu", **asdict(engine.report)})
+
+
 def _load_torch(config: SchedulerConfig, card: ModelCard | None) -> LoadedEngine:
-    # OpenMP's idle threads spin by default. Four processes share the cores here: a spinning thread takes its core from
-    # the return path, and a step on two of them took ten times as long as on one. Read when torch is first imported.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    _quiet_openmp()
     # Imported here, for it takes seconds and much memory, which the fake engine must not cost.
     from services.scheduler.engine.settings import TorchEngineConfig
     from services.scheduler.engine.torch_engine import load_engine
@@ -96,6 +150,23 @@ def _load_torch(config: SchedulerConfig, card: ModelCard | None) -> LoadedEngine
         )
     )
     return LoadedEngine(engine, card, {"engine": "torch", **asdict(engine.report)})
+
+
+def _quiet_openmp() -> None:
+    """Called before torch is first imported, which is when this is read.
+
+    OpenMP's idle threads spin by default. Four processes share the cores here: a spinning thread takes its core from
+    the return path, and a step on two of them took ten times as long as on one.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+_LOADERS: Mapping[str, Callable[[SchedulerConfig, ModelCard | None], LoadedEngine]] = {
+    "auto": _load_best,
+    "cpu": _load_cpu,
+    "torch": _load_torch,
+    "fake": _load_fake,
+}
 
 
 def _warm_up(engine: Engine) -> None:

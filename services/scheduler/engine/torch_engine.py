@@ -10,12 +10,12 @@ import torch
 from kernels.ops import Ops
 from kernels.paged_attention import Span
 from services.scheduler.engine.api import EngineInfo, Failed, Sampled, SamplingSpec, SequenceKey, Slice
+from services.scheduler.engine.cache_size import choose_context
 from services.scheduler.engine.operations import choose_ops
 from services.scheduler.engine.sampling.sampler import Sampler
 from services.scheduler.engine.settings import (
     TorchEngineConfig,
     choose_blocks,
-    choose_context,
     choose_device,
     choose_dtype,
 )

@@ -10,7 +10,8 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from services.scheduler.engine.api import SamplingSpec, SequenceKey, Slice
+from services.scheduler.engine.api import Engine, SamplingSpec, SequenceKey, Slice
+from services.scheduler.engine.cpu_engine import CpuEngine, CpuEngineConfig, load_cpu_engine
 from services.scheduler.engine.settings import TorchEngineConfig
 from services.scheduler.engine.torch_engine import TorchEngine, load_engine
 
@@ -50,7 +51,13 @@ def load_small_engine(folder: Path, **settings: Any) -> TorchEngine:
     return load_engine(TorchEngineConfig(model=folder, **defaults | settings))
 
 
-def engine_logprobs(engine: TorchEngine, ids: Sequence[int], chunks: Sequence[int]) -> torch.Tensor:
+def load_small_cpu_engine(folder: Path, **settings: Any) -> CpuEngine:
+    """The same from the step library; in `fp32` unless told otherwise."""
+    defaults = {"weights_format": "fp32", "kv_tokens": 512, "block_size": 4, "threads": 2}
+    return load_cpu_engine(CpuEngineConfig(model=folder, **defaults | settings))
+
+
+def engine_logprobs(engine: Engine, ids: Sequence[int], chunks: Sequence[int]) -> torch.Tensor:
     """Log-probabilities (chunks, vocab_size) after each chunk of `ids`, fed in chunks of the given lengths."""
     key, size = SequenceKey(0), engine.info.vocab_size
     engine.open(key, SamplingSpec(seed=0, temperature=0.0, logprobs=size), ids, ())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,21 @@ from safetensors.torch import load_file, save_file
 
 from kernels.ops import reference_ops
 from kernels.rms_norm import rms_norm
-from services.scheduler.engine.api import Failed, FailureKind, Logprobs, Sampled, SamplingSpec, SequenceKey, Slice
+from services.scheduler.engine.api import (
+    Engine,
+    Failed,
+    FailureKind,
+    Logprobs,
+    Sampled,
+    SamplingSpec,
+    SequenceKey,
+    Slice,
+)
 from services.scheduler.engine.settings import TorchEngineConfig
-from services.scheduler.engine.torch_engine import TorchEngine, load_engine
+from services.scheduler.engine.torch_engine import load_engine
 from tests.engine_driver import Job, run
-from tests.integration.model.small_models import VOCAB_SIZE, load_small_engine, save_small_model
+from tests.integration.model.small_models import VOCAB_SIZE, load_small_cpu_engine, load_small_engine, save_small_model
+from tests.step_library import needs_step_library
 
 POISON = 90  # its embedding is NaN
 PROMPT = [(5 * i + 3) % 80 for i in range(23)]
@@ -29,33 +40,43 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture
-def engine(folder: Path) -> TorchEngine:
-    return load_small_engine(folder)
+ENGINES: dict[str, Callable[[Path], Engine]] = {
+    "torch": load_small_engine,
+    "cpu fp32": load_small_cpu_engine,
+    "cpu int8": partial(load_small_cpu_engine, weights_format="int8"),
+}
+
+
+@pytest.fixture(params=[pytest.param(name, marks=[needs_step_library] if "cpu" in name else []) for name in ENGINES])
+def load(request: pytest.FixtureRequest) -> Callable[[Path], Engine]:
+    return ENGINES[request.param]
 
 
 @pytest.fixture
-def poisoned_engine(tmp_path: Path) -> TorchEngine:
+def engine(folder: Path, load: Callable[[Path], Engine]) -> Engine:
+    return load(folder)
+
+
+@pytest.fixture
+def poisoned_engine(tmp_path: Path, load: Callable[[Path], Engine]) -> Engine:
     save_small_model(tmp_path, num_key_value_heads=2)
     weights = load_file(tmp_path / "model.safetensors")
     weights["model.embed_tokens.weight"][POISON] = float("nan")
     save_file(weights, tmp_path / "model.safetensors")
-    return load_small_engine(tmp_path)
+    return load(tmp_path)
 
 
 def job(spec: SamplingSpec, *, prompt: Sequence[int] = PROMPT, max_tokens: int = 12) -> Job:
     return Job(prompt, spec, max_tokens)
 
 
-def step(
-    engine: TorchEngine, key: int, ids: Sequence[int], start: int, blocks: Sequence[int], position: int = 0
-) -> int:
+def step(engine: Engine, key: int, ids: Sequence[int], start: int, blocks: Sequence[int], position: int = 0) -> int:
     (answer,) = engine.step([Slice(SequenceKey(key), ids, start, blocks, True, position, False)])
     assert isinstance(answer, Sampled), answer
     return answer.token_id
 
 
-def test_seed_42_gives_the_same_ids_alone_and_beside_any_neighbour(engine: TorchEngine) -> None:
+def test_seed_42_gives_the_same_ids_alone_and_beside_any_neighbour(engine: Engine) -> None:
     mine = SamplingSpec(seed=42)
     alone, beside_unseeded, beside_top_k = job(mine), job(mine), job(mine)
     run(engine, [alone])
@@ -64,13 +85,13 @@ def test_seed_42_gives_the_same_ids_alone_and_beside_any_neighbour(engine: Torch
     assert alone.tokens == beside_unseeded.tokens == beside_top_k.tokens
 
 
-def test_choices_of_one_seed_differ(engine: TorchEngine) -> None:
+def test_choices_of_one_seed_differ(engine: Engine) -> None:
     choices = [job(SamplingSpec(seed=42, choice=choice)) for choice in range(3)]
     run(engine, choices)
     assert len({tuple(choice.tokens) for choice in choices}) == 3
 
 
-def test_broken_numbers_fail_their_own_request_alone(poisoned_engine: TorchEngine) -> None:
+def test_broken_numbers_fail_their_own_request_alone(poisoned_engine: Engine) -> None:
     never_poison = SamplingSpec(seed=1, logit_bias=((POISON, float("-inf")),))
     good, expected = job(never_poison), job(never_poison)
     bad = job(SamplingSpec(seed=2), prompt=[1, POISON, 3])
@@ -82,7 +103,7 @@ def test_broken_numbers_fail_their_own_request_alone(poisoned_engine: TorchEngin
     assert good.tokens == expected.tokens
 
 
-def test_blocks_of_a_broken_request_are_safe_for_the_next_owner(poisoned_engine: TorchEngine) -> None:
+def test_blocks_of_a_broken_request_are_safe_for_the_next_owner(poisoned_engine: Engine) -> None:
     engine, blocks = poisoned_engine, range(8)
     engine.open(SequenceKey(1), SamplingSpec(seed=0, temperature=0.0), PROMPT, ())
     clean = step(engine, 1, PROMPT[:22], 0, range(20, 28))
@@ -96,7 +117,7 @@ def test_blocks_of_a_broken_request_are_safe_for_the_next_owner(poisoned_engine:
 
 
 @pytest.mark.parametrize("length", [3, 4, 5, 8, 9])
-def test_prefix_shared_with_another_sequence_gives_the_same_logprobs(engine: TorchEngine, length: int) -> None:
+def test_prefix_shared_with_another_sequence_gives_the_same_logprobs(engine: Engine, length: int) -> None:
     # The block size is 4: lengths one below, at and one above it. Whole blocks alone are shared, and never the last id.
     spec = SamplingSpec(seed=0, temperature=0.0, logprobs=VOCAB_SIZE)
     shared = (length - 1) // 4 * 4
@@ -113,7 +134,7 @@ def test_prefix_shared_with_another_sequence_gives_the_same_logprobs(engine: Tor
         assert [by_id[token] for token in found[0].top_ids] == pytest.approx(found[0].top_logprobs, abs=1e-4)
 
 
-def test_a_recomputed_sequence_goes_on_with_the_same_ids(engine: TorchEngine) -> None:
+def test_a_recomputed_sequence_goes_on_with_the_same_ids(engine: Engine) -> None:
     # Preempted twice: its blocks are gone, prompt and output are prefilled anew.
     spec = SamplingSpec(seed=7, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.2, logprobs=1)
     expected = job(spec)
@@ -129,13 +150,13 @@ def test_a_recomputed_sequence_goes_on_with_the_same_ids(engine: TorchEngine) ->
     assert output == expected.tokens
 
 
-def test_chunks_before_the_last_give_no_token(engine: TorchEngine) -> None:
+def test_chunks_before_the_last_give_no_token(engine: Engine) -> None:
     engine.open(SequenceKey(1), SamplingSpec(seed=0), PROMPT, ())
     assert engine.step([Slice(SequenceKey(1), PROMPT[:10], 0, range(8), False, 0, False)]) == []
     assert len(engine.step([Slice(SequenceKey(1), PROMPT[10:], 10, range(8), True, 0, False)])) == 1
 
 
-def test_prompts_up_to_the_whole_context_are_computed(engine: TorchEngine) -> None:
+def test_prompts_up_to_the_whole_context_are_computed(engine: Engine) -> None:
     context = engine.info.context_length
     prompt = [i % 80 for i in range(context)]
     engine.open(SequenceKey(1), SamplingSpec(seed=0), prompt, ())
@@ -143,7 +164,7 @@ def test_prompts_up_to_the_whole_context_are_computed(engine: TorchEngine) -> No
     step(engine, 1, prompt[-1:], context - 1, range(context // 4), position=1)
 
 
-def test_an_empty_step_answers_nothing(engine: TorchEngine) -> None:
+def test_an_empty_step_answers_nothing(engine: Engine) -> None:
     assert engine.step([]) == []
 
 

@@ -7,6 +7,7 @@ from services.runtime.config import ConfigError, load
 from services.scheduler import engines
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.engine.fake import FakeEngine
+from tests.step_library import needs_step_library
 
 
 def fake(**settings: Any) -> SchedulerConfig:
@@ -24,6 +25,11 @@ def fake(**settings: Any) -> SchedulerConfig:
         ("threads", ["--engine", "fake", "--threads", "0"]),
         ("stall_timeout_s", ["--engine", "fake", "--stall-timeout-s", "0"]),
         ("engine", ["--engine", "magic"]),
+        ("weights_format", ["--engine", "fake", "--weights-format", "int8"]),
+        ("weights_format", ["--model", "x", "--engine", "torch", "--weights-format", "int8"]),
+        ("dtype", ["--model", "x", "--engine", "cpu", "--dtype", "bf16"]),
+        ("dtype", ["--model", "x", "--weights-format", "int8", "--dtype", "bf16"]),
+        ("device", ["--model", "x", "--engine", "cpu", "--device", "cuda"]),
     ],
 )
 def test_what_cannot_work_is_refused_naming_the_key(key: str, argv: list[str]) -> None:
@@ -62,3 +68,19 @@ def test_the_warm_up_leaves_nothing_in_the_engine() -> None:
     engine = engines.load(fake()).engine
     assert isinstance(engine, FakeEngine)
     assert not engine._sequences
+
+
+@needs_step_library
+def test_on_a_cpu_the_step_library_is_chosen(model_directory: Path) -> None:
+    loaded = engines.load(SchedulerConfig(model=model_directory, device="cpu", kv_tokens=256))
+    assert (loaded.report["engine"], loaded.report["weights_format"]) == ("cpu", "int8")
+
+
+def test_where_pytorch_computes_on_a_cpu_the_report_says_why(model_directory: Path) -> None:
+    loaded = engines.load(SchedulerConfig(model=model_directory, device="cpu", dtype="fp32", kv_tokens=256))
+    assert (loaded.report["engine"], loaded.report["engine_cpu"]) == ("torch", "not used: dtype fp32 was asked for")
+
+
+def test_a_weights_format_is_never_silently_ignored(model_directory: Path) -> None:
+    with pytest.raises(ConfigError, match="weights_format int8 needs engine cpu: device cuda was asked for"):
+        engines.load(SchedulerConfig(model=model_directory, device="cuda", weights_format="int8"))

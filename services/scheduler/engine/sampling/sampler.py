@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 
 import torch
 
@@ -68,6 +69,18 @@ class Sampler:
                 zip(slices, sequences, tokens.tolist(), sound.tolist(), possible.tolist(), strict=True)
             )
         ]
+
+    def takes_best(self, s: Slice) -> bool:
+        """Whether the first largest logit is all that this slice asks for: `best` then answers it, without the row."""
+        sequence = self._sequences[s.key]
+        change = sequence.change
+        return (
+            sequence.greedy and sequence.spec.logprobs is None and (change is None or not (change.always or s.suppress))
+        )
+
+    def best(self, s: Slice, token: int, logit: float) -> Sampled | Failed:
+        """The answer of a slice that takes its best: `token` with `logit`, which is NaN when any in the row is."""
+        return self._answer(s, self._sequences[s.key], token, None, isfinite(logit), True)
 
     def _adjust(self, logits: Tensor, slices: Sequence[Slice], sequences: Sequence[_Sequence]) -> None:
         changes = [

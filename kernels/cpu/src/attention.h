@@ -1,0 +1,235 @@
+// Attention through one KV head: scores, softmax and the mix of values, chunk by chunk, with a running maximum.
+//
+// Chunks are whole blocks and begin at the same positions for everybody. So what a row gives depends on its own
+// positions alone: not on who is computed beside it, nor on how its prompt was cut.
+#pragma once
+
+namespace tailrace {
+namespace {
+
+constexpr int kChunkTokens = 64;  // at least one block
+constexpr float kNothing = -1e30f;
+
+// Where the parts of one attention task lie in its scratch memory.
+template <class S>
+struct AttentionScratch {
+  typedef typename S::X X;
+  X* query;         // [row][dims]
+  float* units;     // [row] what a unit of a score is worth
+  float* most;      // [row] the largest score so far
+  float* total;     // [row] sum of weights
+  float* mixed;     // [row][dims]
+  float* scores;    // [tile row][column]
+  X* weights;       // [tile row][column]
+  float* mix_units; // [tile row]
+  size_t bytes;
+
+  AttentionScratch(const KvLayout& kv, int rows, uint8_t* memory) {
+    uint8_t* next = memory;
+    const int columns = chunk_blocks(kv) * kv.tokens;
+    take(next, query, rows * kv.dims);
+    take(next, units, rows);
+    take(next, most, rows);
+    take(next, total, rows);
+    take(next, mixed, rows * kv.dims);
+    take(next, scores, kTileRows * columns);
+    take(next, weights, kTileRows * columns);
+    take(next, mix_units, kTileRows);
+    bytes = next - memory;
+  }
+
+  static int chunk_blocks(const KvLayout& kv) { return kv.block_size >= kChunkTokens ? 1 : kChunkTokens / kv.block_size; }
+
+  template <class T>
+  static void take(uint8_t*& next, T*& array, int count) {
+    array = (T*)next;
+    next += round_up(count * (int)sizeof(T), 64);
+  }
+};
+
+template <class S>
+size_t attention_scratch(const KvLayout& kv, int rows) {
+  return AttentionScratch<S>(kv, rows, nullptr).bytes;
+}
+
+// The query, padded; `scale` turns a product with a key into an exponent of 2.
+inline float take_query(const float* from, int n, int dims, float scale, float* to) {
+  for (int i = 0; i < dims; i++) to[i] = i < n ? from[i] * scale : 0.0f;
+  return 1.0f;
+}
+
+inline float take_query(const float* from, int n, int dims, float scale, int16_t* to) {
+  int32_t most = 0;
+  for (int i = 0; i < n; i++) {
+    int32_t bits;
+    std::memcpy(&bits, from + i, sizeof bits);
+    bits &= 0x7FFFFFFF;
+    most = bits > most ? bits : most;
+  }
+  const float largest = from_bits(most), units = fill(largest, 32767.0f);
+  for (int i = 0; i < dims; i++) to[i] = i < n ? (int16_t)__builtin_lrintf(from[i] * units) : (int16_t)0;
+  return largest / 32767.0f * scale;
+}
+
+inline vf score_worth(const KvLayout&, const uint8_t*, int, Fp32Step) { return splat(1.0f); }
+inline vf score_worth(const KvLayout& kv, const uint8_t* page, int token, Int8Step) {
+  return load((const float*)(page + kv.scales) + token);
+}
+
+// Weights of one row in the chunk as what the mix multiplies with; returns what a unit is worth.
+inline float take_weights(float* p, int columns, float* to, const KvLayout&, const uint8_t* const*) {
+  std::memcpy(to, p, columns * sizeof *p);
+  return 1.0f;
+}
+
+inline float take_weights(float* p, int columns, int16_t* to, const KvLayout& kv, const uint8_t* const* pages) {
+  vi most = splat_bits(0);
+  for (int c = 0; c < columns; c += kLanes) {
+    const vf weight = load(p + c);
+    const vf worth = load((const float*)(pages[c / kv.tokens] + kv.scales) + kv.tokens + c % kv.tokens);
+    // What has no weight may stand where nothing was ever written.
+    const vf v = select((weight > splat(0.0f)) | (weight != weight), weight * worth, splat(0.0f));
+    store(p + c, v);
+    most = larger_bits(most, magnitude_bits(v));
+  }
+  const float largest = from_bits(largest_bits(most));
+  const vf units = splat(fill(largest, 32767.0f));
+  for (int c = 0; c < columns; c += kLanes) store_narrow(to + c, round_to_int(load(p + c) * units));
+  return largest / 32767.0f;
+}
+
+inline vf whole(vf v) { return v; }
+inline vf whole(vi v) { return to_float(v); }
+
+template <class S>
+struct Chunk {
+  const KvLayout& kv;
+  const Attending& a;
+  AttentionScratch<S>& at;
+  const uint8_t* const* pages;
+  int blocks;
+  int first;  // position of the chunk
+  int end;    // behind the last position that a row of the task sees
+
+  template <int R>
+  void tile(int row) {
+    score<R>(row);
+    for (int r = 0; r < R; r++) weigh(row + r, r);
+    mix<R>(row);
+  }
+
+  template <int R>
+  void score(int row) {
+    const size_t vector_bytes = (size_t)kv.dims / S::kValues * S::kBytes;
+    const int columns = blocks * kv.tokens;
+    for (int c = 0; c < columns; c += kLanes) {
+      const uint8_t* page = pages[c / kv.tokens];
+      const uint8_t* const keys[1] = {page + c % kv.tokens / kLanes * vector_bytes};
+      typename S::Sum sums[R][1] = {};
+      dots<S, R, 1>(at.query + row * kv.dims, kv.dims, keys, S::kBytes, kv.dims / S::kValues, sums);
+      const vf worth = score_worth(kv, page, c % kv.tokens, S());
+      for (int r = 0; r < R; r++) store(at.scores + r * columns + c, whole(sums[r][0]) * (worth * splat(at.units[row + r])));
+    }
+  }
+
+  // Softmax of one row over the chunk, and what was mixed before brought down to the new maximum.
+  void weigh(int row, int r) {
+    const int columns = blocks * kv.tokens;
+    const int position = a.first_position + row / a.queries;
+    float* p = at.scores + r * columns;
+    vf most = splat(kNothing);
+    for (int c = 0; c < columns; c += kLanes) {
+      vf s = load(p + c);
+      if (a.soft_cap > 0) s = splat(a.soft_cap * kLog2E) * tanh(s * splat(1.0f / (a.soft_cap * kLog2E)));
+      s = select(seen(c, position), s, splat(kNothing));
+      store(p + c, s);
+      most = larger(s, most);
+    }
+    const float chunk_most = largest(most), before = at.most[row];
+    const float now = chunk_most > before ? chunk_most : before;
+    vf total = splat(0.0f);
+    for (int c = 0; c < columns; c += kLanes) {
+      const vf weight = select(seen(c, position), exp2(load(p + c) - splat(now)), splat(0.0f));
+      store(p + c, weight);
+      total += weight;
+    }
+    const float keep = now == before ? 1.0f : exp2(splat(before - now))[0];
+    at.most[row] = now;
+    at.total[row] = at.total[row] * keep + sum(total);
+    at.mix_units[r] = take_weights(p, columns, at.weights + r * columns, kv, pages);
+    if (keep != 1.0f)
+      for (int d = 0; d < kv.dims; d += kLanes) store(at.mixed + row * kv.dims + d, load(at.mixed + row * kv.dims + d) * splat(keep));
+  }
+
+  // Which columns from `c` on hold a position that the row sees; the padding of a block holds none.
+  vi seen(int c, int position) const {
+    const int in_block = c % kv.tokens;
+    const vi token = lane_numbers() + splat_bits(in_block);
+    const vi at_position = token + splat_bits(first + c / kv.tokens * kv.block_size);
+    vi mask = (token < splat_bits(kv.block_size)) & (at_position <= splat_bits(position));
+    if (a.window) mask &= at_position > splat_bits(position - a.window);
+    return mask;
+  }
+
+  template <int R>
+  void mix(int row) {
+    const int columns = blocks * kv.tokens;
+    const size_t vector_bytes = (size_t)kv.tokens / S::kValues * S::kBytes;
+    int d = 0;
+    for (; d + 2 * kLanes <= kv.dims; d += 2 * kLanes) mix_dims<R, 2>(row, d, columns, vector_bytes);
+    if (d < kv.dims) mix_dims<R, 1>(row, d, columns, vector_bytes);
+  }
+
+  template <int R, int C>
+  void mix_dims(int row, int d, int columns, size_t vector_bytes) {
+    typename S::Sum sums[R][C] = {};
+    for (int b = 0; b < blocks; b++) {
+      const uint8_t* values = pages[b] + kv.values + d / kLanes * vector_bytes;
+      const uint8_t* w[C];
+      for (int c = 0; c < C; c++) w[c] = values + c * vector_bytes;
+      // Behind the last position there may be anything, NaN included: it isn't even multiplied by 0.
+      const int left = end - first - b * kv.block_size;
+      const int tokens = left < kv.block_size ? left : kv.block_size;
+      dots<S, R, C>(at.weights + b * kv.tokens, columns, w, S::kBytes, (tokens + S::kValues - 1) / S::kValues, sums);
+    }
+    for (int r = 0; r < R; r++) {
+      for (int c = 0; c < C; c++) {
+        float* to = at.mixed + (row + r) * kv.dims + d + c * kLanes;
+        store(to, fma(whole(sums[r][c]), splat(at.mix_units[r]), load(to)));
+      }
+    }
+  }
+};
+
+template <class S>
+void attend(const KvLayout& kv, const Attending& a) {
+  const int rows = a.tokens * a.queries;
+  AttentionScratch<S> at(kv, rows, a.scratch);
+  for (int r = 0; r < rows; r++) {
+    const float* query = a.query + r / a.queries * a.query_stride + r % a.queries * kv.head_dim;
+    at.units[r] = take_query(query, kv.head_dim, kv.dims, a.scale * kLog2E, at.query + r * kv.dims);
+    at.most[r] = kNothing;
+    at.total[r] = 0.0f;
+  }
+  std::memset(at.mixed, 0, sizeof(float) * rows * kv.dims);
+
+  const int end = a.first_position + a.tokens;
+  const int blocks_per_chunk = at.chunk_blocks(kv), chunk = blocks_per_chunk * kv.block_size;
+  const int oldest = a.window && a.first_position >= a.window ? a.first_position - a.window + 1 : 0;
+  const uint8_t* pages[kChunkTokens];
+  for (int first = oldest / chunk * chunk; first < end; first += chunk) {
+    int blocks = 0;
+    for (; blocks < blocks_per_chunk && first + blocks * kv.block_size < end; blocks++)
+      pages[blocks] = a.pages + a.block_table[first / kv.block_size + blocks] * a.page_stride;
+    tiled(rows, Chunk<S>{kv, a, at, pages, blocks, first, end});
+  }
+
+  for (int r = 0; r < rows; r++) {
+    float* out = a.out + r / a.queries * a.out_stride + r % a.queries * kv.head_dim;
+    const float share = 1.0f / at.total[r];
+    for (int d = 0; d < kv.head_dim; d++) out[d] = at.mixed[r * kv.dims + d] * share;
+  }
+}
+
+}  // namespace
+}  // namespace tailrace

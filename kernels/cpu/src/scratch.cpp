@@ -1,0 +1,56 @@
+#include <algorithm>
+
+#include "step.h"
+
+namespace tailrace {
+namespace {
+
+Rows take_rows(Cursor& cursor, const Model& model, int rows, int columns) {
+  Rows taken{nullptr, nullptr, nullptr, columns};
+  const size_t count = (size_t)rows * columns;
+  if (model.format == kFp32) {
+    taken.values = cursor.take<float>(count);
+  } else {
+    taken.q = cursor.take<int16_t>(count);
+    taken.scales = cursor.take<float>(count / kGroup);
+  }
+  return taken;
+}
+
+}  // namespace
+
+Scratch::Scratch(const Model& model, int threads) : model_(model) {
+  const int rows = std::max(kAttentionRows, model.shape.heads / model.shape.kv_heads);
+  attention_bytes_ = model.kernels.attention_scratch[model.kv_format](model.kv, rows);
+  attention_ = Mapping(threads * attention_bytes_);
+}
+
+void Scratch::reserve(int rows, int wanted) {
+  if (rows <= rows_ && wanted <= wanted_) return;
+  rows_ = std::max(rows, rows_);
+  wanted_ = std::max(wanted, wanted_);
+  Cursor counting(nullptr);
+  lay_out(counting);
+  memory_ = Mapping();
+  memory_ = Mapping(counting.used());
+  Cursor cursor(memory_.data());
+  lay_out(cursor);
+}
+
+void Scratch::lay_out(Cursor& cursor) {
+  const size_t rows = rows_;
+  residual = cursor.take<float>(rows * model_.hidden);
+  joined = cursor.take<float>(rows * model_.joined);
+  attended = cursor.take<float>(rows * model_.attended);
+  fed = cursor.take<float>(rows * model_.intermediate);
+  const size_t angles = model_.shape.ropes * rows * model_.shape.head_dim / 2;
+  cosines = cursor.take<float>(angles);
+  sines = cursor.take<float>(angles);
+  if (model_.shape.sandwich_norms) block = cursor.take<float>(rows * model_.hidden);
+  narrow = take_rows(cursor, model_, rows_, model_.hidden);
+  heads = take_rows(cursor, model_, rows_, model_.attended);
+  wide = take_rows(cursor, model_, rows_, model_.intermediate);
+  last = take_rows(cursor, model_, wanted_, model_.hidden);
+}
+
+}  // namespace tailrace

@@ -1,0 +1,169 @@
+"""The engine for CPUs: the step library computes a whole step in one call; the sampler draws what isn't greedy."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kernels.cpu import Batch, CpuModel, Format, StepResult, block_bytes
+from services.scheduler.engine.api import EngineInfo, Failed, Sampled, SamplingSpec, SequenceKey, Slice
+from services.scheduler.engine.cache_size import CacheSettings, choose_context, cpu_blocks
+from services.scheduler.engine.sampling.sampler import Sampler
+from services.scheduler.model.config import ModelConfig
+from services.scheduler.model.config_json import read_config
+from services.scheduler.model.packed import pack_weights, shape_of
+
+FORMATS = {"fp32": Format.FP32, "int8": Format.INT8}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuEngineConfig(CacheSettings):
+    """`weights_format` is "auto" (int8), "int8" or "fp32"; keys and values are kept in the same.
+
+    `threads` is the number of cores that this process may use when None; `kernels` the fastest instruction set here
+    when empty.
+    """
+
+    model: Path
+    weights_format: str = "auto"
+    threads: int | None = None
+    kernels: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.threads is not None and self.threads < 1:
+            raise ValueError(f"threads is {self.threads}; it must be at least 1")
+        if self.weights_format not in ("auto", *FORMATS):
+            raise ValueError(f"weights_format is {self.weights_format!r}; it must be auto, {', '.join(FORMATS)}")
+
+    @property
+    def format(self) -> Format:
+        """How weights, keys and values are stored."""
+        return FORMATS["int8" if self.weights_format == "auto" else self.weights_format]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuEngineReport:
+    """What a start-up report says of this engine; KV capacity in tokens and in bytes."""
+
+    architecture: str
+    parameters: int
+    weights_format: str
+    weight_bytes: int
+    kernels: str
+    threads: int
+    context_length: int
+    kv_tokens: int
+    kv_bytes: int
+
+
+class CpuEngine:
+    """An Engine over a packed model; made by `load_cpu_engine`."""
+
+    def __init__(self, model: CpuModel, sampler: Sampler, info: EngineInfo, report: CpuEngineReport) -> None:
+        self._model = model
+        self._sampler = sampler
+        self._info = info
+        self.report = report
+
+    @property
+    def info(self) -> EngineInfo:
+        """What this engine can do."""
+        return self._info
+
+    def open(self, key: SequenceKey, spec: SamplingSpec, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> None:
+        """Takes up a sequence; raises ValueError for a bias on an id out of the vocabulary."""
+        self._sampler.open(key, spec, prompt_ids, output_ids)
+
+    def step(self, slices: Sequence[Slice]) -> list[Sampled | Failed]:
+        """Runs one forward pass; a row whose logits aren't finite fails alone."""
+        if not slices:
+            return []
+        wanted = [number for number, s in enumerate(slices) if s.samples]
+        result = self._model.step(
+            Batch(
+                tokens=[s.token_ids for s in slices],
+                first_positions=[s.start for s in slices],
+                block_tables=[s.block_table for s in slices],
+                wanted=wanted,
+            )
+        )
+        return self._answers([slices[number] for number in wanted], result)
+
+    def close(self, key: SequenceKey) -> None:
+        """Forgets a sequence."""
+        self._sampler.close(key)
+
+    def _answers(self, slices: Sequence[Slice], result: StepResult) -> list[Sampled | Failed]:
+        """Greedy ones from what the library found, without touching their logits; the others from the sampler."""
+        sampler = self._sampler
+        drawn = [row for row, s in enumerate(slices) if not sampler.takes_best(s)]
+        answers = iter(self._draw(slices, drawn, result))
+        best = zip(slices, result.best_tokens.tolist(), result.best_logits.tolist(), strict=True)
+        left = set(drawn)
+        return [
+            next(answers) if row in left else sampler.best(s, token, logit)
+            for row, (s, token, logit) in enumerate(best)
+        ]
+
+    @torch.inference_mode()
+    def _draw(self, slices: Sequence[Slice], rows: Sequence[int], result: StepResult) -> list[Sampled | Failed]:
+        logits = torch.from_numpy(result.logits)
+        logits = logits.contiguous() if len(rows) == len(slices) else logits[rows]
+        return self._sampler.sample(logits, [slices[row] for row in rows])
+
+
+def load_cpu_engine(config: CpuEngineConfig) -> CpuEngine:
+    """Loads a model folder into an engine.
+
+    Raises LibraryMissing, UnsupportedModelError for a model that can't be served, ValueError for settings that can't
+    be met.
+    """
+    model_config = read_config(config.model)
+    context = choose_context(config.context_length, model_config)
+    blocks = cpu_blocks(config, model_config, _block_bytes(config, model_config))
+    threads = config.threads or len(os.sched_getaffinity(0))
+    shape = shape_of(
+        model_config,
+        weights_format=config.format,
+        kv_format=config.format,
+        blocks=blocks,
+        block_size=config.block_size,
+    )
+    model = CpuModel(shape, threads=threads, kernels=config.kernels)
+    parameters = pack_weights(config.model, model_config, model)
+    info = EngineInfo(
+        model_id=config.model.resolve().name,
+        vocab_size=model_config.vocab_size,
+        context_length=context,
+        block_size=config.block_size,
+        total_blocks=blocks,
+        eos_token_ids=model_config.eos_token_ids,
+    )
+    report = CpuEngineReport(
+        architecture=model_config.architecture,
+        parameters=parameters,
+        weights_format=config.format.name.lower(),
+        weight_bytes=model.weight_bytes,
+        kernels=model.kernels,
+        threads=threads,
+        context_length=context,
+        kv_tokens=blocks * config.block_size,
+        kv_bytes=blocks * _block_bytes(config, model_config),
+    )
+    return CpuEngine(model, Sampler(model_config.vocab_size, torch.device("cpu")), info, report)
+
+
+def _block_bytes(config: CpuEngineConfig, model: ModelConfig) -> int:
+    return block_bytes(
+        config.format,
+        layers=len(model.layers),
+        kv_heads=model.kv_heads,
+        head_dim=model.head_dim,
+        block_size=config.block_size,
+        kernels=config.kernels,
+    )

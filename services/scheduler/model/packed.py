@@ -1,0 +1,110 @@
+"""A checkpoint as the CPU's step library takes it: one part after the other, packed into the library's own memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from kernels.cpu import HEAD_DIM_MAX, Activation, CpuModel, FloatArray, Format, Part, Rope, Shape
+from services.scheduler.model.checkpoint import LayerWeights, Projection, read_ends, read_layer
+from services.scheduler.model.config import Activation as ModelActivation
+from services.scheduler.model.config import ModelConfig
+from services.scheduler.model.errors import UnsupportedModelError
+from services.scheduler.model.rope import scaled_frequencies
+from services.scheduler.model.weights import Weights, open_weights
+
+Tensor = torch.Tensor
+
+_ACTIVATIONS = {ModelActivation.SILU: Activation.SILU, ModelActivation.GELU_TANH: Activation.GELU_TANH}
+
+
+def shape_of(config: ModelConfig, *, weights_format: Format, kv_format: Format, blocks: int, block_size: int) -> Shape:
+    """What the library must know of a model; raises UnsupportedModelError for one that it can't compute."""
+    if config.head_dim > HEAD_DIM_MAX:
+        raise UnsupportedModelError(f"head_dim {config.head_dim} is above the step library's {HEAD_DIM_MAX}")
+    ropes = [layer.rope for layer in config.layers]
+    distinct = [rope for number, rope in enumerate(ropes) if rope not in ropes[:number]]
+    turns = [scaled_frequencies(rope.theta, config.head_dim, rope.scaling, config.context_length) for rope in distinct]
+    return Shape(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        weights_format=weights_format,
+        kv_format=kv_format,
+        blocks=blocks,
+        block_size=block_size,
+        norm_eps=config.norm_eps,
+        attention_scale=config.attention_scale,
+        ropes=[Rope(frequencies=frequencies.numpy(), gain=gain) for frequencies, gain in turns],
+        layer_ropes=[distinct.index(rope) for rope in ropes],
+        layer_windows=[layer.window or 0 for layer in config.layers],
+        embedding_scale=config.embedding_scale,
+        attention_soft_cap=config.attention_soft_cap or 0.0,
+        logit_soft_cap=config.logit_soft_cap or 0.0,
+        activation=_ACTIVATIONS[config.activation],
+        qkv_bias=config.qkv_bias,
+        attention_out_bias=config.attention_out_bias,
+        mlp_bias=config.mlp_bias,
+        qk_norm=config.qk_norm,
+        sandwich_norms=config.sandwich_norms,
+    )
+
+
+def pack_weights(folder: Path, config: ModelConfig, model: CpuModel) -> int:
+    """Puts a folder's weights into a model of its shape; returns how many there are.
+
+    No more than one layer of them, or the embedding, is held beside the packed ones. Raises UnsupportedModelError
+    naming what is missing, left over or misshapen.
+    """
+    with open_weights(folder, torch.float32, torch.device("cpu")) as weights:
+        _pack_ends(config, weights, model)
+        for number in range(len(config.layers)):
+            _pack_layer(model, number, read_layer(config, weights, number))
+        weights.finish()
+        return weights.values_taken
+
+
+def _pack_ends(config: ModelConfig, weights: Weights, model: CpuModel) -> None:
+    ends = read_ends(config, weights)
+    model.put(Part.EMBEDDING, _numbers(ends.embedding))
+    model.put(Part.FINAL_NORM, _numbers(ends.norm))
+    model.put(Part.HEAD, _numbers(ends.head))
+
+
+def _pack_layer(model: CpuModel, number: int, layer: LayerWeights) -> None:
+    norms = {
+        Part.ATTENTION_NORM: layer.attention_norm,
+        Part.QUERY_NORM: layer.query_norm,
+        Part.KEY_NORM: layer.key_norm,
+        Part.ATTENTION_OUT_NORM: layer.attention_out_norm,
+        Part.FEED_FORWARD_NORM: layer.feed_forward_norm,
+        Part.FEED_FORWARD_OUT_NORM: layer.feed_forward_out_norm,
+    }
+    for part, norm in norms.items():
+        if norm is not None:
+            model.put(part, _numbers(norm), number)
+    for part, bias_part, *projections in (
+        (Part.QKV, Part.QKV_BIAS, layer.query, layer.key, layer.value),
+        (Part.ATTENTION_OUT, Part.ATTENTION_OUT_BIAS, layer.attention_out),
+        (Part.GATE, Part.GATE_BIAS, layer.gate),
+        (Part.UP, Part.UP_BIAS, layer.up),
+        (Part.DOWN, Part.DOWN_BIAS, layer.down),
+    ):
+        _pack_projections(model, number, part, bias_part, projections)
+
+
+def _pack_projections(model: CpuModel, number: int, part: Part, bias_part: Part, projections: list[Projection]) -> None:
+    """Those that share their input are one part, output after output."""
+    model.put(part, np.concatenate([_numbers(each.weight) for each in projections]), number)
+    biases = [_numbers(each.bias) for each in projections if each.bias is not None]
+    if biases:
+        model.put(bias_part, np.concatenate(biases), number)
+
+
+def _numbers(tensor: Tensor) -> FloatArray:
+    return tensor.contiguous().numpy()

@@ -1,0 +1,125 @@
+"""The step library's operations, in every instruction set that is here, against the references in plain PyTorch."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+import torch
+
+from kernels.cpu import Activation, Format, load_library
+from kernels.cpu.library import check
+from kernels.gelu_mul.reference import gelu_mul_reference
+from kernels.rms_norm.reference import rms_norm_reference
+from kernels.silu_mul.reference import silu_mul_reference
+from tests.step_library import MISSING
+
+if MISSING:
+    pytest.skip("no C++ compiler, so no step library", allow_module_level=True)
+
+SETS = [name for name in ("generic", "generic_wide", "avx2", "avx512") if load_library().tailrace_has(name.encode())]
+GROUP = 32
+
+pytestmark = pytest.mark.parametrize("kernels", SETS)
+
+
+def pointer(x: torch.Tensor) -> int:
+    assert x.is_contiguous()
+    return x.data_ptr()
+
+
+def product(kernels: str, stored: Format, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    (rows, inputs), outputs = x.shape, len(weight)
+    out = torch.empty(rows, outputs)
+    arguments = (pointer(x), rows, pointer(weight), inputs, outputs, pointer(out), 1)
+    check(load_library().tailrace_product(kernels.encode(), stored, *arguments))
+    return out
+
+
+SHAPES = [(1, 32, 16), (2, 33, 5), (5, 7, 70), (6, 576, 40), (13, 200, 96), (50, 48, 31)]
+
+
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), SHAPES)
+def test_the_exact_product_is_that_of_pytorch(kernels: str, rows: int, inputs: int, outputs: int) -> None:
+    x, weight = torch.randn(rows, inputs), torch.randn(outputs, inputs)
+    expected = (x.double() @ weight.double().T).float()
+    torch.testing.assert_close(product(kernels, Format.FP32, x, weight), expected, rtol=1e-5, atol=1e-4)
+
+
+def quantised(weight: torch.Tensor) -> torch.Tensor:
+    """What int8 makes of a weight: per output and group of 32 inputs, multiples of a bf16 scale, rounded up to it."""
+    outputs, inputs = weight.shape
+    groups = torch.nn.functional.pad(weight, (0, -inputs % GROUP)).view(outputs, -1, GROUP)
+    exact = groups.abs().amax(2, keepdim=True) / 127
+    scale = exact.bfloat16().float()
+    scale = torch.where(scale < exact, (scale.view(torch.int32) + 0x10000).view(torch.float32), scale)
+    rounded = (groups / scale.where(scale > 0, 1.0)).round().clamp(-127, 127) * scale
+    return rounded.view(outputs, -1)[:, :inputs]
+
+
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), SHAPES)
+def test_the_int8_product_is_that_of_the_rounded_weights(kernels: str, rows: int, inputs: int, outputs: int) -> None:
+    # Inputs keep 16 bits, so what differs from the product with rounded weights is 2^-16 of a group's largest input.
+    x, weight = torch.randn(rows, inputs), torch.randn(outputs, inputs)
+    expected = (x.double() @ quantised(weight).double().T).float()
+    torch.testing.assert_close(product(kernels, Format.INT8, x, weight), expected, rtol=1e-4, atol=5e-3)
+
+
+@pytest.mark.parametrize("stored", Format)
+def test_a_row_gives_the_same_bits_beside_any_others(kernels: str, stored: Format) -> None:
+    x, weight = torch.randn(17, 96), torch.randn(40, 96)
+    together = product(kernels, stored, x, weight)
+    for row in range(17):
+        assert torch.equal(product(kernels, stored, x[row : row + 1].clone(), weight)[0], together[row])
+
+
+@pytest.mark.parametrize("stored", Format)
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_a_broken_number_breaks_its_own_row_alone(kernels: str, stored: Format, broken: float) -> None:
+    x, weight = torch.randn(7, 64), torch.randn(16, 64)
+    whole = product(kernels, stored, x, weight)
+    x[3, 40] = broken
+    got = product(kernels, stored, x, weight)
+    assert not got[3].isfinite().any()
+    assert torch.equal(got[torch.arange(7) != 3], whole[torch.arange(7) != 3])
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 8), (3, 33), (2, 576)])
+def test_rms_norm_is_the_references(kernels: str, rows: int, columns: int) -> None:
+    x, weight, out = torch.randn(rows, columns) * 3, torch.randn(columns), torch.empty(rows, columns)
+    arguments = (pointer(x), pointer(weight), 1e-5, rows, columns, pointer(out))
+    check(load_library().tailrace_rms_norm(kernels.encode(), *arguments))
+    torch.testing.assert_close(out, rms_norm_reference(x, weight, 1e-5))
+
+
+@pytest.mark.parametrize("activation", Activation)
+@pytest.mark.parametrize("count", [1, 40, 333])
+def test_the_gate_is_the_references(kernels: str, activation: Activation, count: int) -> None:
+    gate, up, out = torch.randn(count) * 20, torch.randn(count), torch.empty(count)
+    gate[0] = -200.0
+    arguments = (activation, pointer(gate), pointer(up), count, pointer(out))
+    check(load_library().tailrace_gate(kernels.encode(), *arguments))
+    reference = silu_mul_reference if activation is Activation.SILU else gelu_mul_reference
+    torch.testing.assert_close(out, reference(torch.cat((gate, up))[None])[0], rtol=1e-5, atol=1e-6)
+
+
+def largest(kernels: str, x: torch.Tensor) -> tuple[int, float]:
+    where, value = ctypes.c_int32(), ctypes.c_float()
+    call = load_library().tailrace_largest
+    check(call(kernels.encode(), pointer(x), len(x), ctypes.addressof(where), ctypes.addressof(value)))
+    return where.value, value.value
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 31, 32, 1001])
+def test_the_first_of_the_largest_is_found(kernels: str, count: int) -> None:
+    x = torch.randint(0, 5, (count,)).float()  # with many ties
+    where, value = largest(kernels, x)
+    assert (where, value) == (int(np.argmax(x.numpy())), x.max().item())
+
+
+@pytest.mark.parametrize("at", [0, 5, 36])
+def test_the_largest_of_a_broken_row_is_no_number(kernels: str, at: int) -> None:
+    x = torch.randn(37)
+    x[at] = float("nan")
+    assert largest(kernels, x)[1] != largest(kernels, x)[1]
