@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
+from gateway.openai import constraints
 from gateway.openai import json_types as types
 from gateway.openai.json_types import Reader, WrongType, shown_name
 from services.runtime.errors import InvalidRequest
@@ -52,9 +53,17 @@ OUTPUT = (
     Parameter("spaces_between_special_tokens", types.boolean, "text.spaces_between_special_tokens"),
     Parameter("n", types.uint32, "n"),
     Parameter("timeout_ms", types.uint32, "timeout_ms"),
+    Parameter("priority", types.int32, "priority"),
+)
+CONSTRAINTS = (
+    Parameter("response_format", constraints.response_format, "constraint.json_schema"),
+    Parameter("guided_json", constraints.schema, "constraint.json_schema"),
+    Parameter("guided_regex", types.text, "constraint.regex"),
+    Parameter("guided_choice", types.list_of(types.text), "constraint.choices.texts"),
+    Parameter("guided_grammar", types.text, "constraint.grammar"),
 )
 
-COMMON = (*SAMPLING, *STOPPING, *OUTPUT)
+COMMON = (*SAMPLING, *STOPPING, *OUTPUT, *CONSTRAINTS)
 CHAT = (
     *COMMON,
     Parameter("max_completion_tokens", types.uint32, "stopping.max_tokens"),
@@ -86,7 +95,6 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "functions": ([],),
     "modalities": (["text"],),
     "reasoning_effort": ("none",),
-    "response_format": ({"type": "text"},),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
@@ -117,8 +125,11 @@ def read_parameters(body: Mapping[str, Any], table: Iterable[Parameter], structu
     names: dict[str, str] = {}
     for parameter in by_name.values():
         value = body.get(parameter.name)
-        if value is not None:
-            _put(options, parameter.path, read_value(parameter.name, parameter.read, value))
+        read = None if value is None else read_value(parameter.name, parameter.read, value)
+        if read is not None:
+            if parameter in CONSTRAINTS and options.HasField("constraint"):
+                raise InvalidRequest(parameter.name, "can't stand beside another constraint of the output")
+            _put(options, parameter.path, read)
             names[parameter.path] = parameter.name
     return Given(options, names)
 
@@ -149,6 +160,7 @@ def _put(options: generation_pb2.GenerationOptions, path: str, value: Any) -> No
     if isinstance(value, dict):
         getattr(target, field).update(value)
     elif isinstance(value, list):
+        target.SetInParent()  # an empty one is given too
         getattr(target, field).extend(value)
     else:
         setattr(target, field, value)

@@ -6,16 +6,19 @@ import math
 import re
 from collections.abc import Iterable
 
+from services.protocol.constraint_wire import constraint_from_wire
 from services.protocol.model_card import ModelCard
 from services.protocol.request import (
     MAX_CHOICES,
     MAX_LOGIT_BIAS,
     MAX_LOGPROBS,
     MAX_MESSAGES,
+    MAX_PRIORITY,
     MAX_STOP_LENGTH,
     MAX_STOPS,
     MAX_TEMPERATURE,
     ChatPrompt,
+    Constraint,
     Failover,
     IdsPrompt,
     Message,
@@ -120,6 +123,8 @@ def _parse(request_id: str, prompt: Prompt, options: generation_pb2.GenerationOp
         detach_ttl_ms=options.detach_ttl_ms,
         retain_ms=options.retain_ms,
         failover=_parse_failover(options.failover),
+        constraint=_parse_constraint(options),
+        priority=_int_in("options.priority", options.priority, -MAX_PRIORITY, MAX_PRIORITY),
     )
 
 
@@ -189,6 +194,14 @@ def _parse_logprobs(pb: generation_pb2.OutputOptions) -> int | None:
     if not pb.HasField("logprobs"):
         return None
     return _int_in("options.output.logprobs", pb.logprobs, 0, MAX_LOGPROBS)
+
+
+def _parse_constraint(options: generation_pb2.GenerationOptions) -> Constraint | None:
+    if not options.HasField("constraint"):
+        return None
+    if options.stopping.ignore_eos:
+        raise InvalidRequest("options.stopping.ignore_eos", "can't stand beside constraint, which says where to end")
+    return constraint_from_wire(options.constraint, "options.constraint")
 
 
 def _parse_on_disconnect(value: int) -> OnDisconnect:

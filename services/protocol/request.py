@@ -12,6 +12,8 @@ MAX_STOP_LENGTH = 1024
 MAX_LOGIT_BIAS = 1024
 MAX_LOGPROBS = 20
 MAX_TEMPERATURE = 100.0
+MAX_PRIORITY = 100
+MAX_CONSTRAINT_BYTES = 64 << 10
 GREEDY_BELOW = 1e-4
 """Temperatures below it would overflow logits in fp32; they are served as greedy, which is their limit."""
 
@@ -49,6 +51,23 @@ class TextOptions:
 
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = False
+
+
+class ConstraintKind(Enum):
+    """How a constraint is written; each is a field of the contract's Constraint."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    CHOICES = "choices"
+    GRAMMAR = "grammar"
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What the text of an answer must be: one text, or for CHOICES all of them."""
+
+    kind: ConstraintKind
+    texts: tuple[str, ...]
 
 
 class OnDisconnect(Enum):
@@ -119,3 +138,5 @@ class ValidRequest:
     detach_ttl_ms: int = 0
     retain_ms: int = 0
     failover: Failover = Failover.CONTINUE
+    constraint: Constraint | None = None
+    priority: int = 0

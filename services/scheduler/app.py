@@ -15,7 +15,10 @@ from services.runtime.errors import Unavailable
 from services.runtime.metrics import SchedulerMetrics
 from services.scheduler import engines
 from services.scheduler.config import SchedulerConfig
+from services.scheduler.constraint.compiler import ConstraintCompiler
+from services.scheduler.constraint.workshop import Compile, Workshop
 from services.scheduler.core import SchedulerCore
+from services.scheduler.engine.api import EngineInfo
 from services.scheduler.engine_thread import EngineThread
 from services.scheduler.inspection import SchedulerInspection
 from services.scheduler.loop import StepLoop
@@ -60,7 +63,8 @@ class SchedulerApp:
         gc.freeze()
         core = SchedulerCore(loaded.engine.info, self._config.limits)
         loop = StepLoop(loaded.engine, self._thread, core, Publisher(), self._runtime.clock, self._metrics)
-        self._serving = Serving(loop, loaded.hello(self._runtime.epoch))
+        workshop = Workshop(self._compiler_of(loaded.engine.info))
+        self._serving = Serving(loop, loaded.hello(self._runtime.epoch), workshop)
         self._runtime.log.info("engine loaded", model=self._serving.hello.model_id, **loaded.report)
         self._runtime.set_ready(True)
         async with asyncio.TaskGroup() as tasks:
@@ -91,6 +95,7 @@ class SchedulerApp:
         """Ends the streams, and with them what is left here: its tokenizers go on with it elsewhere."""
         if self._serving is not None:
             self._serving.loop.close()
+            self._serving.workshop.close()
         if self._thread is not None:
             await self._thread.close()
 
@@ -102,6 +107,11 @@ class SchedulerApp:
                 self._runtime.set_ready(False, "the step loop stands still")
             else:
                 self._runtime.set_ready(True)
+
+    def _compiler_of(self, info: EngineInfo) -> Compile | None:
+        if self._config.model is None:
+            return None
+        return ConstraintCompiler(self._config.model / "tokenizer.json", info.vocab_size, info.eos_token_ids).compile
 
     def _loaded(self) -> Serving:
         if self._serving is None:

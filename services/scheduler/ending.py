@@ -17,7 +17,9 @@ _ERROR_CODES = {
 def natural_end(sequence: Sequence) -> End | None:
     """The end that the last output token brought, if it did: a stop goes before a limit reached by the same token."""
     length, token_id = len(sequence.log.ids), sequence.log.ids[-1]
-    if token_id in sequence.stop_ids and length > sequence.min_tokens:
+    # Under a constraint an end is drawn too early only where nothing else may follow.
+    may_end = length > sequence.min_tokens or sequence.spec.constraint is not None
+    if token_id in sequence.stop_ids and may_end:
         return End(FinishReason.STOP, length, stop=_stop_match(sequence, token_id))
     if length >= sequence.limit:
         return End(FinishReason.LENGTH, length)

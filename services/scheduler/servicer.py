@@ -15,6 +15,7 @@ from services.protocol.sender import HEARTBEAT_S, Sender
 from services.runtime.errors import Unavailable, answering
 from services.scheduler import wire
 from services.scheduler.call import STOPPING, Call
+from services.scheduler.constraint.workshop import Workshop
 from services.scheduler.effects import Load
 from services.scheduler.loop import StepLoop
 from tailrace.v1 import admin_pb2, scheduler_pb2, scheduler_pb2_grpc
@@ -33,6 +34,7 @@ class Serving:
 
     loop: StepLoop
     hello: Hello
+    workshop: Workshop
 
 
 class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
@@ -45,7 +47,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         """Accepts an attempt."""
         async with answering(context, request_id=request.request_id):
             serving = self._serving()
-            serving.loop.submit(wire.parse_submit(request))
+            serving.loop.submit(await serving.workshop.prepare(wire.parse_submit(request)))
             return scheduler_pb2.SubmitResponse(epoch=serving.hello.epoch)
 
     async def Abort(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from services.protocol.request import Constraint
 from services.scheduler.engine.api import Logprobs, SamplingSpec
 
 
@@ -42,6 +43,7 @@ class ChoiceStart:
 class Submission:
     """One attempt. `sampling` holds for every choice but for its number; `max_tokens` None: what the context leaves.
 
+    `constraint` is what was asked for; compiled, it is part of `sampling`. A higher `priority` may go first.
     `deadline_in_s`: what is left of the request's time, None for no limit. `record` is the tokenizer's, not read here.
     """
 
@@ -57,6 +59,7 @@ class Submission:
     min_tokens: int = 0
     deadline_in_s: float | None = None
     priority: int = 0
+    constraint: Constraint | None = None
     attempt_number: int = 0
     tenant: str = ""
     request_id: str = ""

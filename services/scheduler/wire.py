@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
+from services.protocol.constraint_wire import constraint_from_wire
 from services.protocol.events import FinishReason
 from services.protocol.hello import Hello
 from services.protocol.hello import to_wire as hello_to_wire
-from services.protocol.request import GREEDY_BELOW
+from services.protocol.request import GREEDY_BELOW, Constraint
 from services.protocol.wire import failure_to_wire, reason_to_wire, stop_to_wire
 from services.runtime.error_tree import InvalidRequest
 from services.scheduler.call import Rows
@@ -44,6 +45,8 @@ def parse_submit(pb: scheduler_pb2.SubmitRequest) -> Submission:
         text=_parse_text_plan(pb.text),
         deadline_in_s=pb.deadline_in_ms / 1000 if pb.deadline_in_ms else None,
         record=pb.record,
+        priority=pb.priority,
+        constraint=_parse_constraint(pb),
     )
 
 
@@ -216,6 +219,14 @@ def _parse_sampling(pb: scheduler_pb2.SubmitRequest) -> SamplingSpec:
         logit_bias=tuple(sorted(sampling.logit_bias.items())),
         logprobs=pb.logprobs if pb.HasField("logprobs") else None,
     )
+
+
+def _parse_constraint(pb: scheduler_pb2.SubmitRequest) -> Constraint | None:
+    if not pb.HasField("constraint"):
+        return None
+    if pb.stopping.ignore_eos:
+        raise InvalidRequest("stopping.ignore_eos", "can't stand beside constraint, which says where to end")
+    return constraint_from_wire(pb.constraint, "constraint")
 
 
 def _parse_text_plan(pb: scheduler_pb2.TextPlan) -> TextPlan:

@@ -27,6 +27,7 @@ from services.tokenizer.wire import (
     claim_answer_from_wire,
     claim_to_wire,
     held_from_wire,
+    refusal_from_wire,
     submit_to_wire,
     text_message_from_wire,
 )
@@ -152,7 +153,7 @@ class SchedulerLink:
             except grpc.aio.AioRpcError as error:
                 now = self._clock.now()
                 if not _unanswered(error):
-                    self._perform(self._attempts.submit_refused(attempt.attempt_id, from_rpc_error(error), now))
+                    self._perform(self._attempts.submit_refused(attempt.attempt_id, refusal_from_wire(error), now))
                     return
                 if now >= give_up_at or self._attempts.get(attempt.attempt_id) is None:
                     unavailable = Unavailable(f"scheduler {self.address} does not answer")

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
+import grpc.aio
 from google.protobuf.message import DecodeError
 
 from services.protocol.answer import ChoiceLog
+from services.protocol.constraint_wire import constraint_to_wire
 from services.protocol.events import Completed, Started
 from services.protocol.generation import OpenPb
 from services.protocol.hello import from_wire as hello_from_wire
@@ -25,7 +27,7 @@ from services.protocol.wire import (
     tokens_from_wire,
     tokens_to_wire,
 )
-from services.runtime.error_tree import PreconditionFailed
+from services.runtime.errors import InvalidRequest, PreconditionFailed, TailraceError, from_rpc_error
 from services.tokenizer.acceptance import pin_as
 from services.tokenizer.assembler import EngineEnd, Prompt, TextBatch, TextFinish, TextStart
 from services.tokenizer.claims import ClaimAnswer, Held, HeldAttempt, Record
@@ -81,6 +83,8 @@ def submit_to_wire(
         logprobs=request.logprobs,
         deadline_in_ms=min(deadline_in_ms, MAX_UINT32),
         record=entry.record,
+        priority=request.priority,
+        constraint=constraint_to_wire(request.constraint),
     )
 
 
@@ -151,6 +155,14 @@ def text_message_from_wire(pb: detokenizer_pb2.StreamTextResponse) -> TextMessag
             return Draining()
         case _:
             return text_batch_from_wire(pb.batch)
+
+
+def refusal_from_wire(error: grpc.aio.AioRpcError) -> TailraceError:
+    """Why a scheduler refused a Submit; the constraint, which only it can compile, is named as the caller knows it."""
+    refusal = from_rpc_error(error)
+    if isinstance(refusal, InvalidRequest) and refusal.field.startswith("constraint"):
+        return InvalidRequest(f"options.{refusal.field}", refusal.reason_text)
+    return refusal
 
 
 def event_batch_to_wire(columns: EventColumns) -> tokenizer_pb2.StreamEventsResponse:

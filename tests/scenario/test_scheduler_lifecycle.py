@@ -191,7 +191,7 @@ def test_13_a_request_that_dies_in_the_middle_has_one_typed_end() -> None:
     for _ in range(3):
         driver.step()
     driver.begin()
-    del driver.engine._sequences[driver.sequence(1).log.key], driver.engine._streams[driver.sequence(1).log.key]
+    del driver.fake._sequences[driver.sequence(1).log.key], driver.fake._streams[driver.sequence(1).log.key]
     driver.finish()
     error = driver.end(1).error
     assert error is not None

@@ -30,13 +30,35 @@ class EngineInfo:
     eos_token_ids: tuple[int, ...]
 
 
+class Guide(Protocol):
+    """How far one sequence is in what its text must be."""
+
+    def allowed(self) -> bytes:
+        """Which ids may come next: one bit per id, the lowest bit first; never none. Raises GuideLost."""
+
+    def accept(self, token_id: int) -> None:
+        """This one came. Raises GuideLost."""
+
+
+class GuideLost(Exception):
+    """A guide can't tell what may follow: its rules became too complex, or a token came that they don't allow."""
+
+
+class CompiledConstraint(Protocol):
+    """What a sequence's text must be, compiled; shared by all sequences that ask for it."""
+
+    def start(self, output_ids: Sequence[int]) -> Guide:
+        """A guide for a sequence that has this output already. Raises GuideLost."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingSpec:
     """How one sequence's tokens are drawn: the contract's SamplingParams with every default filled in.
 
     `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off. `suppressible_ids` are those that must not be
     drawn while a slice says `suppress` (end-of-text and stop ids below min_tokens). `logprobs`: None for none at all,
-    otherwise the number of alternatives per token. Randomness is a function of (seed, choice, position) alone.
+    otherwise the number of alternatives per token. A `constraint` leaves only what it allows; where that is nothing but
+    suppressed ids, they may be drawn. Randomness is a function of (seed, choice, position) alone.
     """
 
     seed: int
@@ -51,6 +73,7 @@ class SamplingSpec:
     logit_bias: tuple[tuple[int, float], ...] = ()
     suppressible_ids: tuple[int, ...] = ()
     logprobs: int | None = None
+    constraint: CompiledConstraint | None = None
 
 
 @dataclass(slots=True)

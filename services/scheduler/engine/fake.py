@@ -20,6 +20,7 @@ from services.scheduler.engine.api import (
     EngineInfo,
     Failed,
     FailureKind,
+    Guide,
     Logprobs,
     Sampled,
     SamplingSpec,
@@ -80,6 +81,7 @@ class FakeConfig:
 class _Sequence:
     prompt: tuple[int, ...]
     spec: SamplingSpec
+    guide: Guide | None
     eos_from: float
     fails: bool
     breaks_step: bool
@@ -111,12 +113,13 @@ class FakeEngine:
         return self._info
 
     def open(self, key: SequenceKey, spec: SamplingSpec, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> None:
-        """Takes up a sequence; `output_ids` changes nothing: what comes next depends on the position alone."""
+        """Takes up a sequence; `output_ids` are for its constraint: what else comes depends on the position alone."""
         prompt = tuple(prompt_ids)
         eos_from = self.eos_after(prompt, spec) if self.eos_after else None
         sequence = _Sequence(
             prompt=prompt,
             spec=spec,
+            guide=spec.constraint.start(output_ids) if spec.constraint is not None else None,
             eos_from=_NEVER if eos_from is None else eos_from,
             fails=self.config.bad_output_id in prompt,
             breaks_step=self.config.step_error_id in prompt,
@@ -141,7 +144,7 @@ class FakeEngine:
         del self._sequences[key], self._streams[key]
 
     def _stream(self, key: SequenceKey, sequence: _Sequence) -> _Stream:
-        plain = sequence.spec.logprobs is None and not sequence.fails
+        plain = sequence.spec.logprobs is None and sequence.guide is None and not sequence.fails
         salt, prompt = _salt(sequence.prompt, sequence.spec), sequence.prompt
         if self.config.mode is FakeMode.ECHO:
             return salt, [Sampled(key, token) for token in prompt], sequence.eos_from if plain else 0
@@ -165,14 +168,16 @@ class FakeEngine:
         return answers
 
     def _rare(self, s: Slice, token: int) -> Sampled | Failed:
-        """Injected failures, end-of-text, suppressed ids, logprobs."""
+        """Injected failures, constraints, end-of-text, suppressed ids, logprobs."""
         sequence = self._sequences[s.key]
         if sequence.fails:
             return Failed(s.key, FailureKind.BAD_OUTPUT, "the logits aren't numbers (injected)")
-        if s.output_position >= sequence.eos_from and self.config.eos_token_ids:
+        if sequence.guide is not None:
+            token = self._guided(s, sequence.guide, sequence.spec.suppressible_ids if s.suppress else (), token)
+        elif s.output_position >= sequence.eos_from and self.config.eos_token_ids:
             end = self.config.eos_token_ids[0]
             token = token if s.suppress and end in sequence.spec.suppressible_ids else end
-        if s.suppress and token in sequence.spec.suppressible_ids:
+        if s.suppress and sequence.guide is None and token in sequence.spec.suppressible_ids:
             allowed = set(range(self.config.vocab_size)).difference(sequence.spec.suppressible_ids)
             if not allowed:
                 return Failed(s.key, FailureKind.BAD_OUTPUT, "every id is suppressed")
@@ -180,6 +185,16 @@ class FakeEngine:
         if sequence.spec.logprobs is None:
             return Sampled(s.key, token)
         return Sampled(s.key, token, _logprobs(token, sequence.spec.logprobs, self.config.vocab_size))
+
+    def _guided(self, s: Slice, guide: Guide, suppressed: Sequence[int], wish: int) -> int:
+        """Ends as soon as it may; until then takes the first allowed id from the one it would have given otherwise."""
+        mask = enumerate(guide.allowed())
+        allowed = [8 * place + bit for place, byte in mask if byte for bit in range(8) if byte >> bit & 1]
+        allowed = [token for token in allowed if token not in suppressed] or allowed
+        ends = [token for token in allowed if token in self.config.eos_token_ids]
+        token = ends[0] if ends else min(allowed, key=lambda token: (token - wish) % self.config.vocab_size)
+        guide.accept(token)
+        return token
 
 
 def _salt(prompt: tuple[int, ...], spec: SamplingSpec) -> int:

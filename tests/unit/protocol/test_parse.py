@@ -2,11 +2,23 @@ import math
 
 import pytest
 
+from services.protocol.constraint_wire import constraint_to_wire
 from services.protocol.model_card import ModelCard
 from services.protocol.parse import parse_chat, parse_generate
-from services.protocol.request import ChatPrompt, Failover, IdsPrompt, Message, OnDisconnect, TextPrompt, ValidRequest
+from services.protocol.request import (
+    ChatPrompt,
+    Constraint,
+    ConstraintKind,
+    Failover,
+    IdsPrompt,
+    Message,
+    OnDisconnect,
+    TextPrompt,
+    ValidRequest,
+)
 from services.runtime.errors import InvalidRequest, NotFound
-from tailrace.v1.common_pb2 import SamplingParams, StopConditions, TextOptions
+from tailrace.v1.common_pb2 import Choices, SamplingParams, StopConditions, TextOptions
+from tailrace.v1.common_pb2 import Constraint as ConstraintMessage
 from tailrace.v1.generation_pb2 import (
     ChatMessage,
     ChatRequest,
@@ -163,4 +175,34 @@ def test_a_conversation_keeps_its_turns_in_order() -> None:
 def test_a_conversation_without_turns_or_roles_is_refused(messages: list[ChatMessage], field: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         parse_chat(ChatRequest(messages=messages), CARD)
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize("priority", [-101, 101])
+def test_a_priority_beyond_its_range_is_refused(priority: int) -> None:
+    assert generate(priority=-100).priority == -100
+    with pytest.raises(InvalidRequest) as refused:
+        generate(priority=priority)
+    assert refused.value.field == "options.priority"
+
+
+def test_every_kind_of_constraint_survives_the_wire() -> None:
+    for kind in ConstraintKind:
+        constraint = Constraint(kind, ("a", "b") if kind is ConstraintKind.CHOICES else ("a",))
+        assert generate(constraint=constraint_to_wire(constraint)).constraint == constraint
+
+
+@pytest.mark.parametrize(
+    ("constraint", "field"),
+    [
+        (ConstraintMessage(), "options.constraint"),
+        (ConstraintMessage(regex=""), "options.constraint.regex"),
+        (ConstraintMessage(choices=Choices(texts=["a", ""])), "options.constraint.choices.texts"),
+        (ConstraintMessage(grammar="ü" * (32 << 10) + "x"), "options.constraint.grammar"),
+    ],
+    ids=["none", "empty", "an empty choice", "too large"],
+)
+def test_a_constraint_that_says_nothing_or_too_much_is_refused(constraint: ConstraintMessage, field: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        generate(constraint=constraint)
     assert refused.value.field == field

@@ -10,7 +10,7 @@ from services.scheduler.admission import Limits
 from services.scheduler.batch import Plan
 from services.scheduler.core import SchedulerCore
 from services.scheduler.effects import Effect, Opened
-from services.scheduler.engine.api import SamplingSpec
+from services.scheduler.engine.api import Engine, SamplingSpec
 from services.scheduler.engine.fake import FakeConfig
 from services.scheduler.execution import execute
 from services.scheduler.ownership import Claimed, Reconciled
@@ -42,9 +42,11 @@ class Driver:
         *,
         limits: Limits | None = None,
         eos_after: Callable[[Sequence[int], SamplingSpec], int | None] | None = None,
+        engine: Engine | None = None,
         **config: Any,
     ) -> None:
-        self.engine = WitnessEngine(FakeConfig(**config), eos_after)
+        self.fake = WitnessEngine(FakeConfig(**config), eos_after)
+        self.engine = engine or self.fake
         self.core = SchedulerCore(self.engine.info, limits or Limits())
         self.publisher = Publisher()
         self.logs: dict[tuple[int, int], TokenLog] = {}
@@ -91,7 +93,7 @@ class Driver:
         assert self._plan is not None
         plan, self._plan = self._plan, None
         self._perform(self.core.apply(plan, execute(self.engine, plan), self.now))
-        assert not self.engine.wrongs, self.engine.wrongs
+        assert not self.fake.wrongs, self.fake.wrongs
         self.steps += 1
 
     def step(self) -> Plan:
@@ -137,7 +139,7 @@ class Driver:
         assert (load.waiting_sequences, load.running_sequences) == (0, 0)
         assert load.free_blocks + load.cached_blocks == load.total_blocks
         assert self.core.open_sequences == 0
-        assert not self.engine._sequences
+        assert not self.fake._sequences
 
     def _perform(self, effects: list[Effect]) -> list[Effect]:
         self.publisher.perform(effects)

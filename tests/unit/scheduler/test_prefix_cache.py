@@ -195,7 +195,7 @@ def test_choices_of_one_request_share_their_prompt_and_it_is_computed_once() -> 
     prompt = (*PROMPT, 99)
     driver.submit(1, prompt, choices=tuple(ChoiceStart(number) for number in range(4)))
     driver.run()
-    assert driver.engine.computed_tokens == len(prompt) + 3 + 4 * 7
+    assert driver.fake.computed_tokens == len(prompt) + 3 + 4 * 7
     assert [driver.cached(1, choice) for choice in range(4)] == [0, *[len(PROMPT)] * 3]
 
 
@@ -218,7 +218,7 @@ def test_a_preempted_sequence_finds_what_is_left_of_its_own_blocks() -> None:
         driver.step()
     driver.run()
     resumed = len(driver.ids(2)) + 8
-    assert driver.engine.computed_tokens < 2 * (8 + 19) + resumed
+    assert driver.fake.computed_tokens < 2 * (8 + 19) + resumed
     assert driver.ids(2) == alone(2, range(30, 38), max_tokens=20)
     assert driver.cached(2) == 0
 
@@ -228,10 +228,10 @@ def test_a_continuation_finds_prompt_and_output_and_counts_the_prompt_alone() ->
     driver.submit(1, PROMPT, max_tokens=20)
     driver.run()
     so_far = tuple(driver.ids(1)[: 2 * SIZE + 1])
-    computed = driver.engine.computed_tokens
+    computed = driver.fake.computed_tokens
     driver.submit(2, PROMPT, choices=(ChoiceStart(0, so_far),), max_tokens=len(so_far) + 1)
     driver.run()
-    assert driver.engine.computed_tokens == computed + 1
+    assert driver.fake.computed_tokens == computed + 1
     assert driver.cached(2) == len(PROMPT)
 
 

@@ -1,6 +1,7 @@
 import pytest
 
 from services.protocol.events import EndOfText, ErrorCode, Failure, FinishReason, StopToken
+from services.protocol.request import Constraint, ConstraintKind
 from services.runtime.errors import InvalidRequest
 from services.scheduler import wire
 from services.scheduler.call import Rows
@@ -196,3 +197,15 @@ def test_logprobs_on_the_wire_are_finite(value: float) -> None:
     (token,) = wire.tokens_to_wire(rows).batch.row_logprobs[0].tokens
     assert token.logprob == pytest.approx(wire.LOGPROB_FLOOR)
     assert list(token.top_logprobs) == [-0.5, pytest.approx(wire.LOGPROB_FLOOR)]
+
+
+def test_a_constraint_and_a_priority_are_read_and_ignore_eos_beside_a_constraint_is_refused() -> None:
+    request = full_submit()
+    request.constraint.choices.texts.extend(["a", "b"])
+    request.priority = -3
+    with pytest.raises(InvalidRequest):
+        wire.parse_submit(request)
+    request.stopping.ignore_eos = False
+    read = wire.parse_submit(request)
+    assert read.priority == -3
+    assert read.constraint == Constraint(ConstraintKind.CHOICES, ("a", "b"))

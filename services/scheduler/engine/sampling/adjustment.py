@@ -1,7 +1,8 @@
 """Changes to a row's logits before anything is drawn: penalties, bias, ids that must not come yet.
 
 In this order: repetition penalty over prompt and output (positive logits are divided, negative ones multiplied: Keskar
-et al. 2019, arXiv 1909.05858), frequency and presence penalty over the output alone, logit bias, suppression.
+et al. 2019, arXiv 1909.05858), frequency and presence penalty over the output alone, logit bias, what a constraint
+forbids, suppression.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from services.scheduler.engine.api import SamplingSpec
+from services.scheduler.engine.api import Guide, GuideLost, SamplingSpec
 
 Tensor = torch.Tensor
 
@@ -44,17 +45,19 @@ class TokenCounts:
 
 @dataclass(slots=True)
 class Adjustment:
-    """What one sequence's options do to its logits; `counts` is None without penalties."""
+    """What one sequence's options do to its logits; `counts` is None without penalties. `lost`: why its guide is."""
 
     spec: SamplingSpec
     counts: TokenCounts | None
+    guide: Guide | None
     bias: tuple[Tensor, Tensor] | None
     suppressible: Tensor | None
+    lost: str = ""
 
     @property
     def always(self) -> bool:
         """Whether it changes every row, not only those that suppress."""
-        return self.counts is not None or self.bias is not None
+        return self.counts is not None or self.bias is not None or self.guide is not None
 
 
 def adjustment(
@@ -74,9 +77,10 @@ def adjustment(
         bias = (torch.tensor(ids, device=device), torch.tensor(values, dtype=torch.float32, device=device))
     known = [token for token in spec.suppressible_ids if 0 <= token < vocab_size]
     suppressible = torch.tensor(known, device=device) if known else None
-    if counts is None and bias is None and suppressible is None:
+    guide = spec.constraint.start(output_ids) if spec.constraint is not None else None
+    if counts is None and guide is None and bias is None and suppressible is None:
         return None
-    return Adjustment(spec, counts, bias, suppressible)
+    return Adjustment(spec, counts, guide, bias, suppressible)
 
 
 def adjust(logits: Tensor, rows: Sequence[tuple[int, Adjustment, bool]]) -> None:
@@ -85,8 +89,25 @@ def adjust(logits: Tensor, rows: Sequence[tuple[int, Adjustment, bool]]) -> None
     for row, change, suppress in rows:
         if change.bias is not None:
             logits[row].index_add_(0, *change.bias)
-        if suppress and change.suppressible is not None:
+        if change.guide is not None:
+            logits[row].masked_fill_(_forbidden(change, suppress, logits.shape[1]).to(logits.device), float("-inf"))
+        elif suppress and change.suppressible is not None:
             logits[row].index_fill_(0, change.suppressible, float("-inf"))
+
+
+def _forbidden(change: Adjustment, suppress: bool, vocab_size: int) -> Tensor:
+    """What the constraint rules out, and the suppressed ids unless nothing else is left; (vocab_size,) bool."""
+    assert change.guide is not None
+    try:
+        mask = np.frombuffer(change.guide.allowed(), dtype=np.uint8)
+    except GuideLost as lost:
+        change.lost = str(lost)
+        return torch.ones(vocab_size, dtype=torch.bool)
+    allowed = torch.from_numpy(np.unpackbits(mask, count=vocab_size, bitorder="little")).bool()
+    if suppress and change.suppressible is not None:
+        rest = allowed.index_fill(0, change.suppressible.cpu(), False)
+        allowed = rest if rest.any() else allowed
+    return ~allowed
 
 
 def _penalize(logits: Tensor, rows: Sequence[tuple[int, SamplingSpec, TokenCounts]]) -> None:

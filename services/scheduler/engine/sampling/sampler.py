@@ -8,7 +8,16 @@ from math import isfinite
 
 import torch
 
-from services.scheduler.engine.api import Failed, FailureKind, Logprobs, Sampled, SamplingSpec, SequenceKey, Slice
+from services.scheduler.engine.api import (
+    Failed,
+    FailureKind,
+    GuideLost,
+    Logprobs,
+    Sampled,
+    SamplingSpec,
+    SequenceKey,
+    Slice,
+)
 from services.scheduler.engine.sampling.adjustment import Adjustment, adjust, adjustment
 from services.scheduler.engine.sampling.draw import draw
 from services.scheduler.engine.sampling.randomness import keys
@@ -115,10 +124,18 @@ class Sampler:
     ) -> Sampled | Failed:
         if not sound:
             return Failed(s.key, FailureKind.BAD_OUTPUT, "the model's logits aren't finite numbers")
+        change = sequence.change
         if not possible:
-            return Failed(s.key, FailureKind.BAD_OUTPUT, "logit_bias and suppressed ids leave no token to draw")
-        if sequence.change is not None and sequence.change.counts is not None:
-            sequence.change.counts.add(token)
+            why = change.lost if change is not None else ""
+            why = why or "logit_bias, constraint and suppressed ids leave no token to draw"
+            return Failed(s.key, FailureKind.BAD_OUTPUT, why)
+        if change is not None and change.counts is not None:
+            change.counts.add(token)
+        if change is not None and change.guide is not None:
+            try:
+                change.guide.accept(token)
+            except GuideLost as lost:
+                return Failed(s.key, FailureKind.BAD_OUTPUT, str(lost))
         return Sampled(s.key, token, logprobs)
 
 
