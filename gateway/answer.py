@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from gateway.core import Stream
 from services.protocol.events import Completed, Delta, Finish, Started
 from services.protocol.sender import Wakeup
+from services.protocol.slow_readers import cancel_this_task
 
 
 class RemoteAnswer:
@@ -25,6 +25,11 @@ class RemoteAnswer:
         self._on_close = on_close
 
     @property
+    def request_id(self) -> str:
+        """The caller's label or the one that was made; empty before it is known."""
+        return self.stream.request_id
+
+    @property
     def started(self) -> Started:
         """The first event, known since Open was answered."""
         assert self.stream.started is not None
@@ -39,7 +44,7 @@ class RemoteAnswer:
     async def batches(self) -> AsyncIterator[Sequence[Delta | Finish | Completed]]:
         """What is new, merged since the last batch, until Completed. Raises Unavailable when the stream was cut."""
         stream = self.stream
-        self.evict = self.evict or _cancel_this_task()
+        self.evict = self.evict or cancel_this_task()
         while not stream.cursor.done:
             # A writer that comes back from a write waits for its moment too, though there may be news: see waker.py.
             # But a cut wakes once and nothing comes after it: whoever was behind takes the rest, and then the reason.
@@ -55,8 +60,3 @@ class RemoteAnswer:
     def close(self, *, delivered: bool) -> None:
         """The caller's side has ended."""
         self._on_close(self, delivered)
-
-
-def _cancel_this_task() -> Callable[[], object] | None:
-    task = asyncio.current_task()
-    return task.cancel if task else None

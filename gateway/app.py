@@ -19,13 +19,13 @@ from gateway.places import Places
 from gateway.requests import OpenAnswers, RemoteRequests
 from gateway.router import Router
 from gateway.servicer import SERVICE_NAME, generation_servicer
-from gateway.slow_readers import SlowReaders
 from gateway.strays import Strays
 from gateway.upstream import TokenizerLink
 from gateway.waker import Waker
 from services.protocol.events import FinishReason
 from services.protocol.hello import Hello, hello_of
 from services.protocol.inspection import add_admin_services
+from services.protocol.slow_readers import SlowReaders
 from services.runtime.config import ConfigError
 from services.runtime.metrics import GatewayMetrics
 from services.runtime.process import Runtime
@@ -53,7 +53,9 @@ class Gateway:
             epoch=runtime.epoch, router=self.router, places=self._places, next_number=self._answers.next_number
         )
         self._connect(config)
-        self._slow_readers = SlowReaders(self._answers, clock=runtime.clock, timeout_s=config.slow_reader_timeout_s)
+        self._slow_readers = SlowReaders(
+            self._answers, clock=runtime.clock, timeout_s=config.slow_reader_timeout_s, log=runtime.log
+        )
         api = Api(self._requests("http"), tenants=self._tenants, config=config, not_ready=self._not_ready)
         self._http = HttpServer(
             api.application(),

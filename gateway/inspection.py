@@ -8,9 +8,9 @@ from gateway.answer import RemoteAnswer
 from gateway.places import Places
 from gateway.requests import OpenAnswers
 from gateway.router import Router
-from gateway.slow_readers import SlowReaders
 from services.protocol.hello import Hello, hello_of
 from services.protocol.inspection import process_view
+from services.protocol.slow_readers import SlowReaders
 from services.protocol.views import ChoiceView, Content, HopView, Moment, ProcessView, RequestView
 from services.runtime.app import Runtime
 from services.runtime.metrics import GatewayMetrics, count_of
@@ -27,7 +27,7 @@ class GatewayInspection:
         answers: OpenAnswers,
         places: Places,
         router: Router,
-        slow_readers: SlowReaders,
+        slow_readers: SlowReaders[RemoteAnswer],
     ) -> None:
         self._runtime = runtime
         self._metrics = metrics

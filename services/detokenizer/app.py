@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 import grpc.aio
 
@@ -24,6 +25,10 @@ from services.text.vocabulary import UnsupportedTokenizer, Vocabulary, load_voca
 from tailrace.v1 import detokenizer_pb2_grpc
 
 SERVICE = "tailrace.v1.DetokenizerService"
+
+
+MOVE_S = 1.0
+"""How long a drain waits for routes without a sequence to be opened elsewhere."""
 
 
 class DetokenizerApp:
@@ -72,7 +77,13 @@ class DetokenizerApp:
         return sum(core.open_sequences for core in self._cores())
 
     async def drain(self) -> None:
-        """No new routes; the sequences of the open ones go on to their finish."""
+        """No new routes: tokenizers are asked to open theirs elsewhere; until they do, their sequences go on here."""
+        for route in self._servicer.routes:
+            route.drain()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(MOVE_S):
+                while self._servicer.routes:
+                    await self._servicer.progress.wait()
         while self.open_requests():
             await self._servicer.progress.wait()
 

@@ -11,7 +11,7 @@ from services.detokenizer.core import Core
 from services.detokenizer.packing import merged, split, weight
 from services.detokenizer.state import ProtocolError
 from services.detokenizer.upstream import TokenStream
-from services.detokenizer.wire import TextMessage, heartbeat, read_batch, write_batch
+from services.detokenizer.wire import TextMessage, draining, heartbeat, read_batch, write_batch
 from services.protocol.events import StopText
 from services.protocol.sender import MAX_BATCH_BYTES, Sender, Wakeup
 from services.protocol.views import RouteKey
@@ -45,8 +45,14 @@ class Route:
         self._sender: Sender[TextMessage] = Sender(self._take, heartbeat)
         self._cut: deque[TextBatch] = deque()
         self._unsent_batches = 0
+        self._tell_draining = False
         self._room = Wakeup()
         self._ended: asyncio.Future[TailraceError] = asyncio.get_running_loop().create_future()
+
+    def drain(self) -> None:
+        """Asks the tokenizer to open its route elsewhere; this call goes on until then."""
+        self._tell_draining = True
+        self._sender.wake()
 
     def end(self, why: TailraceError) -> None:
         """Ends the call from inside this process."""
@@ -77,6 +83,9 @@ class Route:
                 await self._room.wait()
 
     def _take(self) -> TextMessage | None:
+        if self._tell_draining:
+            self._tell_draining = False
+            return draining()
         if not self._cut:
             self._cut.extend(self._pieces())
         return write_batch(self._cut.popleft()) if self._cut else None

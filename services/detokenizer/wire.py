@@ -80,6 +80,11 @@ def heartbeat() -> detokenizer_pb2.StreamTextResponse:
     return detokenizer_pb2.StreamTextResponse(batch=detokenizer_pb2.TextBatch())
 
 
+def draining() -> detokenizer_pb2.StreamTextResponse:
+    """Asks the tokenizer to open its route elsewhere."""
+    return detokenizer_pb2.StreamTextResponse(draining=detokenizer_pb2.Draining())
+
+
 def _read_rows(pb: scheduler_pb2.TokenBatch, core: Core) -> None:
     ids, rows = list(pb.token_ids), len(pb.sequences)
     if len(pb.token_offsets) != rows or (len(ids) if not pb.token_counts else len(pb.token_counts)) != rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import secrets
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from services.protocol.generation import GenerationServicer
 from services.protocol.hello import hello_of
 from services.protocol.inspection import add_admin_services
 from services.protocol.model_card import load_model_card
+from services.protocol.slow_readers import SlowReaders
 from services.runtime.app import Runtime
 from services.runtime.metrics import TokenizerMetrics
 from services.tokenizer.chat_template import ChatTemplate
@@ -96,6 +98,9 @@ class TokenizerApp:
         self._gateways = Gateways(self._shell.end, grace_s=config.gateway_grace_s)
         text_calls = TextCalls(config.model, card, encoder, template, created_unix_ms=runtime.clock.unix_ms())
         self._requests = LocalRequests(self._shell, text_calls)
+        self._slow_readers = SlowReaders(
+            self._requests, clock=runtime.clock, timeout_s=config.slow_reader_timeout_s, log=runtime.log
+        )
         self._routes_changed()
 
     def add_to(self, server: grpc.aio.Server) -> Sequence[str]:
@@ -111,7 +116,9 @@ class TokenizerApp:
 
     async def serve(self) -> None:
         """Keeps routes, leases and deadlines going."""
-        await self._shell.run(self._on_tick)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._slow_readers.run(), name="slow readers")
+            tasks.create_task(self._shell.run(self._on_tick), name="requests")
 
     def open_requests(self) -> int:
         """Entries in the ledger."""

@@ -24,6 +24,7 @@ class Config(ProcessConfig):
     max_open_requests: int = option(4096, help="most requests in the ledger; more are refused")
     max_prompt_bytes: int = option(4 << 20, help="longest prompt text, in UTF-8, that is encoded at all")
     submit_timeout_s: float = option(5.0, help="how long Submit is tried before the request is refused")
+    slow_reader_timeout_s: float = option(60.0, help="a direct caller that takes nothing for so long is ended")
     gateway_grace_s: float = option(30.0, help="how long a gateway's requests outlive its event stream")
     detach_ttl_s: float = option(60.0, help="how long a detached request waits for its caller, if it names no time")
     max_kept_answers: int = option(1024, help="most requests that are to be detached or retained; more are refused")
@@ -39,5 +40,5 @@ class Config(ProcessConfig):
         require(self, "max_prompt_bytes", self.max_prompt_bytes >= 1, "must be at least 1")
         require(self, "max_kept_answers", self.max_kept_answers >= 0, "must be at least 0")
         require(self, "max_kept_bytes", self.max_kept_bytes >= 0, "must be at least 0")
-        for key in ("submit_timeout_s", "gateway_grace_s", "engine_grace_s", "detach_ttl_s"):
+        for key in ("submit_timeout_s", "slow_reader_timeout_s", "gateway_grace_s", "engine_grace_s", "detach_ttl_s"):
             require(self, key, getattr(self, key) > 0, "must be above 0")

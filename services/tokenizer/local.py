@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 from services.protocol.answer import AnswerCursor
 from services.protocol.events import AbortOutcome, Completed, Delta, Finish, Started
 from services.protocol.generation import OpenPb
 from services.protocol.sender import Wakeup
+from services.protocol.slow_readers import cancel_this_task
 from services.runtime.error_tree import Unavailable
 from services.tokenizer.columns import NO_OFFSETS, Offsets
 from services.tokenizer.entry import Cut, Entry
@@ -25,11 +26,23 @@ CUT_BECAUSE = {
 class LocalAnswer:
     """One direct caller's side of a request; a Reader of its entry."""
 
-    def __init__(self, shell: Shell, entry: Entry, offsets: Offsets = NO_OFFSETS) -> None:
+    def __init__(
+        self, shell: Shell, entry: Entry, answers: dict[LocalAnswer, None], offsets: Offsets = NO_OFFSETS
+    ) -> None:
+        """`answers` are all that are open; it takes itself out at its end."""
         self._shell = shell
+        self._answers = answers
         self._entry = entry
         self._cursor = AnswerCursor(entry.log, whole=entry.pinned.request.whole, offsets=offsets)
         self._wakeup = Wakeup()
+        self.takes = 0
+        self.waiting = False
+        self.evict: Callable[[], object] | None = None
+
+    @property
+    def request_id(self) -> str:
+        """The caller's label or the one that was made."""
+        return self._entry.request_id
 
     @property
     def started(self) -> Started:
@@ -46,17 +59,22 @@ class LocalAnswer:
 
     async def batches(self) -> AsyncIterator[Sequence[Delta | Finish | Completed]]:
         """What is new, merged since the last batch, until Completed. Raises Unavailable once the answer was cut."""
+        self.evict = cancel_this_task()
         while not self._cursor.done:
             if self._entry.cut is not None:
                 raise Unavailable(CUT_BECAUSE[self._entry.cut], reason="STREAM_CUT")
             events = self._cursor.take()
             if events:
+                self.takes += 1
                 yield events
             else:
+                self.waiting = True
                 await self._wakeup.wait()
+                self.waiting = False
 
     def close(self, *, delivered: bool) -> None:
         """The caller's side has ended."""
+        self._answers.pop(self, None)
         self._entry.drop(self)
         self._shell.end(self._entry, delivered)
 
@@ -67,6 +85,10 @@ class LocalRequests:
     def __init__(self, shell: Shell, text_calls: TextCalls) -> None:
         self._shell = shell
         self._text_calls = text_calls
+        self._answers: dict[LocalAnswer, None] = {}
+
+    def __iter__(self) -> Iterator[LocalAnswer]:
+        return iter(list(self._answers))
 
     async def open(self, request: OpenPb, *, tenant: str, deadline_s: float | None) -> LocalAnswer:
         """Accepts a request."""
@@ -77,7 +99,7 @@ class LocalRequests:
             return answers[0]
 
         await self._shell.open(request, tenant=tenant, deadline_s=deadline_s, add_reader=add_reader)
-        return answers[0]
+        return self._opened(answers[0])
 
     async def resume(self, request: generation_pb2.ResumeRequest, *, tenant: str) -> LocalAnswer:
         """Takes up a request again."""
@@ -85,10 +107,14 @@ class LocalRequests:
         await self._shell.resume(
             request, tenant=tenant, add_reader=lambda entry, offsets: answers.append(self._reader(entry, offsets))
         )
-        return answers[0]
+        return self._opened(answers[0])
+
+    def _opened(self, answer: LocalAnswer) -> LocalAnswer:
+        self._answers[answer] = None
+        return answer
 
     def _reader(self, entry: Entry, offsets: Offsets = NO_OFFSETS) -> LocalAnswer:
-        answer = LocalAnswer(self._shell, entry, offsets)
+        answer = LocalAnswer(self._shell, entry, self._answers, offsets)
         entry.readers.append(answer)
         return answer
 

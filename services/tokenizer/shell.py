@@ -155,8 +155,9 @@ class Shell:
         try:
             entry = self._ledger.resumable(tenant, pb.request_id, pb.resume_token)
         except NotFound:
-            if only_here or self._refusing is not None:
+            if only_here:
                 raise
+            self._check_open()
             entry = await self._takeover.by_token(tenant, pb.request_id, pb.resume_token)
         offsets = parse_offsets(pb.offsets, "offsets", entry.pinned.request.n)
         await self._takeover.rebuilt(entry, offsets)

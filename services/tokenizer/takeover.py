@@ -23,7 +23,7 @@ from services.tokenizer.effects import Effects
 from services.tokenizer.entry import Entry
 from services.tokenizer.upstream import SchedulerLink
 
-REBUILD_S = 10.0
+REBUILD_S = 5.0
 """How long a caller who comes back waits until what it has is rebuilt here; then it may ask again."""
 
 DUPLICATE_LOOK_S = 0.5

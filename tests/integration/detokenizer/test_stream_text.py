@@ -40,8 +40,14 @@ class Detokenizer:
     """The running app, and a client of it."""
 
     def __init__(
-        self, ports: Ports, channel: grpc.aio.Channel, scheduler: ScriptedScheduler, stop: asyncio.Event
+        self,
+        ports: Ports,
+        channel: grpc.aio.Channel,
+        scheduler: ScriptedScheduler,
+        stop: asyncio.Event,
+        running: asyncio.Task[int],
     ) -> None:
+        self.running = running
         self.ports = ports
         self.scheduler = scheduler
         self.stop = stop
@@ -83,7 +89,7 @@ async def running(directory: Path, scheduler: ScriptedScheduler) -> AsyncIterato
     )
     bound = await ports
     async with connect(f"127.0.0.1:{bound.public}") as channel:
-        yield Detokenizer(bound, channel, scheduler, stop)
+        yield Detokenizer(bound, channel, scheduler, stop, running_app)
     stop.set()
     assert await running_app == 0
 
@@ -300,6 +306,21 @@ async def test_draining_waits_for_the_finish_of_what_is_open(detokenizer: Detoke
     call.send(sequences=[1], token_offsets=[1], token_counts=[3], token_ids=ids("END"))
     assert (await next_news(text)).finishes[0].stop.stop == "END"
     assert "stopping" in str(await error_of(text))
+
+
+async def test_a_drain_is_told_once_to_every_route_and_is_over_when_they_have_moved(detokenizer: Detokenizer) -> None:
+    text, call = await detokenizer.open_route()
+    call.send(starts=[START], sequences=[1], token_offsets=[0], token_ids=ids("x"))
+    assert list((await next_news(text)).texts) == ["x"]
+    detokenizer.stop.set()
+    while (message := await text.read()).WhichOneof("payload") != "draining":
+        assert not message.batch.ByteSize()
+    assert isinstance(await error_of(detokenizer.open(generation=2)), Unavailable)
+    call.send(sequences=[1], token_offsets=[1], token_ids=ids("y"))
+    assert list((await next_news(text)).texts) == ["y"]
+    text.cancel()  # its sequence has no finish, and goes on elsewhere
+    async with asyncio.timeout(5):
+        await detokenizer.running
 
 
 async def test_draining_does_not_wait_for_what_was_released_without_a_finish(detokenizer: Detokenizer) -> None:

@@ -7,11 +7,12 @@ import pytest
 
 from gateway.answer import RemoteAnswer
 from gateway.core import EventRows, Stream, StreamTable
-from gateway.slow_readers import SlowReaders
 from gateway.waker import PAUSE_S_MAX, Waker
 from services.protocol.events import Completed, Delta, Finish, FinishReason, Usage
 from services.protocol.sender import Wakeup
+from services.protocol.slow_readers import SlowReaders
 from services.runtime.errors import Unavailable
+from services.runtime.log import get_logger
 
 
 class HandClock:
@@ -116,7 +117,7 @@ async def test_a_reader_that_does_not_come_back_is_evicted_after_the_timeout() -
     table, clock, evicted = StreamTable(), HandClock(), asyncio.Event()
     answer = answer_on(table)
     answer.evict = evicted.set
-    watch = SlowReaders([answer], clock=clock, timeout_s=10)
+    watch = SlowReaders([answer], clock=clock, timeout_s=10, log=get_logger("gateway"))
     batches = answer.batches()
     apply(table, answer, rows_of("a", 0))
     await anext(batches)
@@ -132,7 +133,7 @@ async def test_a_reader_that_waits_or_moves_is_never_evicted() -> None:
     table, clock, evicted = StreamTable(), HandClock(), asyncio.Event()
     answer = answer_on(table)
     answer.evict = evicted.set
-    watch = SlowReaders([answer], clock=clock, timeout_s=10)
+    watch = SlowReaders([answer], clock=clock, timeout_s=10, log=get_logger("gateway"))
     batches = answer.batches()
     for step in range(5):
         apply(table, answer, rows_of("a", step))

@@ -3,27 +3,44 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
+from typing import Generic, Protocol, TypeVar
 
-from gateway.answer import RemoteAnswer
 from services.runtime.clock import Clock
-from services.runtime.log import get_logger
+from services.runtime.log import Logger
 
 CHECK_S = 1.0
 
-_log = get_logger("gateway")
+
+class Written(Hashable, Protocol):
+    """An answer that is being written to its caller."""
+
+    takes: int
+    """Batches handed to the caller's writer."""
+    waiting: bool
+    """The writer has written all it got and waits for more."""
+    evict: Callable[[], object] | None
+    """Ends a caller that takes nothing."""
+
+    @property
+    def request_id(self) -> str:
+        """Whose answer it is."""
 
 
-class SlowReaders:
+A = TypeVar("A", bound=Written)
+
+
+class SlowReaders(Generic[A]):
     """Looks at every open answer once a second; the writers themselves spend nothing on it."""
 
-    def __init__(self, answers: Iterable[RemoteAnswer], *, clock: Clock, timeout_s: float) -> None:
+    def __init__(self, answers: Iterable[A], *, clock: Clock, timeout_s: float, log: Logger) -> None:
         self._answers = answers
         self._clock = clock
         self._timeout_s = timeout_s
-        self._stuck: dict[RemoteAnswer, tuple[int, float]] = {}  # the batch it is stuck at, and since when
+        self._log = log
+        self._stuck: dict[A, tuple[int, float]] = {}  # the batch it is stuck at, and since when
 
-    def stuck_since(self, answer: RemoteAnswer) -> float | None:
+    def stuck_since(self, answer: A) -> float | None:
         """Since when a caller has taken nothing of what waits for it, as far as was looked; None: it reads."""
         return self._stuck[answer][1] if answer in self._stuck and not answer.waiting else None
 
@@ -44,7 +61,13 @@ class SlowReaders:
             if takes != answer.takes:
                 takes, since = answer.takes, now
             if now - since >= self._timeout_s and answer.evict is not None:
-                _log.warning("slow reader ended", request_id=answer.stream.request_id, waited_s=round(now - since, 1))
+                self._log.warning("slow reader ended", request_id=answer.request_id, waited_s=round(now - since, 1))
                 answer.evict()
             else:
                 self._stuck[answer] = takes, since
+
+
+def cancel_this_task() -> Callable[[], object] | None:
+    """How the writer that asks can be ended from outside."""
+    task = asyncio.current_task()
+    return task.cancel if task else None
