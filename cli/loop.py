@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -149,14 +149,28 @@ class Loop:
         for channel in self._channels.values():
             await channel.close()
 
-    async def look(self, *, request_id: str = "", include_ended: bool = False) -> Snapshot:
-        """Asks all at once; none is waited for longer than the bound."""
-        asked = (self._ask(name, address, request_id, include_ended) for name, address in self._addresses)
+    async def look(self) -> Snapshot:
+        """Asks all at once, for everything that they hold; none is waited for longer than the bound."""
+        return await self._ask_all(admin_pb2.ListRequestsRequest(page_size=PAGE))
+
+    async def find(self, request_id: str) -> Snapshot:
+        """Asks all for one request, ended lately or not; detokenizers, which know attempts only, for its attempt."""
+        by_label = await self._ask_all(
+            admin_pb2.ListRequestsRequest(page_size=PAGE, request_id=request_id, include_ended=True)
+        )
+        attempts = [view.attempt_id for process in by_label.processes for view in process.requests if view.attempt_id]
+        if not attempts:
+            return by_label
+        by_attempt = await self._ask_all(admin_pb2.ListRequestsRequest(page_size=PAGE, attempt_id=attempts[-1]))
+        pairs = zip(by_label.processes, by_attempt.processes, strict=True)
+        return Snapshot(by_attempt.at, tuple(b if a.service == "detokenizer" else a for a, b in pairs))
+
+    async def _ask_all(self, request: admin_pb2.ListRequestsRequest) -> Snapshot:
+        asked = (self._ask(name, address, request) for name, address in self._addresses)
         return Snapshot(time.monotonic(), tuple(await asyncio.gather(*asked)))
 
-    async def _ask(self, name: str, address: str, request_id: str, include_ended: bool) -> Process:
+    async def _ask(self, name: str, address: str, request: admin_pb2.ListRequestsRequest) -> Process:
         stub = admin_pb2_grpc.InspectionServiceStub(self._channels[address])
-        request = admin_pb2.ListRequestsRequest(request_id=request_id, page_size=PAGE, include_ended=include_ended)
         try:
             async with asyncio.timeout(ASK_TIMEOUT_S):
                 pages = [page async for page in _pages(stub, request)]
@@ -172,19 +186,21 @@ class Loop:
             hello=from_wire(last.hello),
             view=process_from_wire(last.process),
             requests=tuple(request_from_wire(view) for page in pages for view in page.requests),
-            total=0 if request_id else last.total,
+            total=last.total,
         )
 
 
 async def _pages(
     stub: admin_pb2_grpc.InspectionServiceAsyncStub, request: admin_pb2.ListRequestsRequest
 ) -> AsyncIterator[admin_pb2.ListRequestsResponse]:
+    asked = admin_pb2.ListRequestsRequest()
+    asked.CopyFrom(request)
     for _ in range(PAGES_MAX):
-        page = await stub.ListRequests(request, timeout=ASK_TIMEOUT_S)
+        page = await stub.ListRequests(asked, timeout=ASK_TIMEOUT_S)
         yield page
         if not page.next_page_token:
             return
-        request.page_token = page.next_page_token
+        asked.page_token = page.next_page_token
 
 
 def _flow(
@@ -232,12 +248,3 @@ def _in_words(error: grpc.aio.AioRpcError) -> str:
             return "what listens there is no admin port of Tailrace"
         case code:
             return f"{code.name}: {error.details()}"
-
-
-def moments_of(flow: Flow) -> Iterator[tuple[str, str, int]]:
-    """What happened to a request: service, what, and when in microseconds since 1970 UTC."""
-    for service in FLOW:
-        view: RequestView | None = getattr(flow, service)
-        if view is not None:
-            for moment in view.moments:
-                yield service, moment.what, moment.unix_us

@@ -15,6 +15,8 @@ COMMANDS = {
     "serve": "run one service in this process: gateway, tokenizer, detokenizer or scheduler",
     "chat": "talk with the model",
     "generate": "continue a prompt, streamed to standard output",
+    "top": "watch the whole loop, live",
+    "trace": "show one request's life over all services",
     "doctor": "say which link of the loop is stuck, since when, and what to do",
     "health": "ask a server whether it takes requests",
 }

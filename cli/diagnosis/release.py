@@ -22,7 +22,7 @@ def unreleased(case: Case) -> Iterator[Finding]:
         if before.tokenizer.caller_phase == view.caller_phase and _since_end_ms(now, view) >= OWED_MS:
             missing.setdefault(view.waits_for, []).append(now)
     for waits_for, flows in missing.items():
-        yield _unreleased(waits_for, flows)
+        yield _unreleased(waits_for, flows, moves=waits_for == "MARKER" and _moves(case, flows[0]))
 
 
 def submitting(case: Case) -> Iterator[Finding]:
@@ -124,7 +124,7 @@ def unreleased_streams(case: Case) -> Iterator[Finding]:
         )
 
 
-def _unreleased(waits_for: str, flows: list[Flow]) -> Finding:
+def _unreleased(waits_for: str, flows: list[Flow], *, moves: bool) -> Finding:
     link, what, advice = {
         "RELEASE_ANSWER": (
             "tokenizer → scheduler",
@@ -143,13 +143,20 @@ def _unreleased(waits_for: str, flows: list[Flow]) -> Finding:
     ends = [_since_end_ms(flow, flow.tokenizer) for flow in flows if flow.tokenizer is not None]
     return Finding(
         code=f"UNRELEASED_{waits_for or 'UNKNOWN'}",
-        severity=Severity.STUCK,
+        severity=Severity.BUSY if moves else Severity.STUCK,
         link=link,
         since_ms=max(ends),
         what=f"{count(len(flows), 'request')}: the caller has its end, and the request is still remembered: {what}.",
         advice=advice,
         requests=named(flows),
     )
+
+
+def _moves(case: Case, flow: Flow) -> bool:
+    """Whether text comes: then the marker is behind it, and only late."""
+    tokenizer = flow.at["tokenizer"]
+    before = next((p.view for p in case.before.of("tokenizer") if p.epoch == tokenizer.epoch), tokenizer.view)
+    return tokenizer.view.output_tokens > before.output_tokens
 
 
 def _since_end_ms(flow: Flow, view: RequestView) -> int:

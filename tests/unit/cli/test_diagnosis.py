@@ -216,6 +216,15 @@ def test_a_sequence_cut_by_a_stop_text_may_be_behind_its_engine() -> None:
     assert codes(World().at("scheduler", log=20, cursor=20).at("detokenizer", phase="FINISHED")) == []
 
 
+def test_a_marker_that_is_behind_text_which_comes_is_late_and_not_lost() -> None:
+    before, now = World(), World()
+    for world, tokens in ((before, 100), (now, 200)):
+        ended("FINISHED", "MARKER")(world)
+        world.process["tokenizer"] = replace(world.process["tokenizer"], output_tokens=tokens)
+    [finding] = diagnose(before.seen(), now.seen())
+    assert (finding.code, finding.severity) == ("UNRELEASED_MARKER", Severity.BUSY)
+
+
 def test_a_process_that_is_not_ready_is_told_only_where_nothing_explains_it() -> None:
     world = World()
     world.process["gateway"] = replace(world.process["gateway"], ready=False, not_ready_why="starting")

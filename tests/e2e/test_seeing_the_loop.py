@@ -1,9 +1,13 @@
-"""Stalls of real processes, each named by `tailrace doctor` within seconds; a healthy stack is never blamed."""
+"""Stalls of real processes, each named by `tailrace doctor` within seconds; a healthy stack is never blamed.
+
+And what `tailrace trace` and `tailrace top` show of the same processes.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import socket
 import sys
@@ -286,21 +290,45 @@ async def test_a_process_of_another_model_is_named(wired: Wired, model_directory
         await odd.end()
 
 
-async def test_the_command_says_it_with_its_exit_code_and_as_json(wired: Wired) -> None:
-    async def run(*flags: str) -> tuple[int | None, str]:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "cli.main", "doctor", *flags, stdout=asyncio.subprocess.PIPE
-        )
-        out, _ = await process.communicate()
-        return process.returncode, out.decode()
-
+async def run(wired: Wired, *command: str) -> tuple[int | None, str]:
+    """A command as a person types it: its exit code, and what it printed."""
     admin = ",".join(f"{name}={address}" for name, address in wired.addresses)
-    code, healthy = await run("--admin", admin, "--json")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "cli.main", *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+        env={**os.environ, "TAILRACE_ADMIN": admin, "COLUMNS": "140"},
+    )  # fmt: skip
+    out, _ = await process.communicate()
+    return process.returncode, out.decode()
+
+
+async def test_trace_shows_a_request_while_it_lives_and_after_it_has_ended(wired: Wired) -> None:
+    async with reading(wired, request_id="traced-1"):
+        code, said = await run(wired, "trace", "traced-1")
+        assert (code, "streaming" in said, "so far" in said, "taken by the caller" in said) == (0, True, True, True)
+    await wired.until_healthy()
+    code, said = await run(wired, "trace", "traced-1", "--json")
+    [traced] = json.loads(said)
+    assert (code, traced["views"]["tokenizer"]["caller_phase"]) == (0, "GONE")
+    spans = {(span["service"], span["name"]) for span in traced["spans"]}
+    assert spans >= {("scheduler", "queued"), ("scheduler", "prefill"), ("tokenizer", "release")}
+    assert (await run(wired, "trace", "nobody"))[0] == 1
+
+
+async def test_top_prints_one_picture_for_scripts(wired: Wired) -> None:
+    async with reading(wired, request_id="seen-1"):
+        code, said = await run(wired, "top", "--once")
+    assert code == 0
+    for part in (*wired.processes, "decode 1", "open 1", "free", "seen-1", "generated → sent"):
+        assert part in said, said
+
+
+async def test_the_command_says_it_with_its_exit_code_and_as_json(wired: Wired) -> None:
+    code, healthy = await run(wired, "doctor", "--json")
     assert (code, json.loads(healthy)["healthy"], json.loads(healthy)["findings"]) == (0, True, [])
     wired.to_detokenizer.cut()
     await wired.until_found("HOP_DOWN")
-    code, said = await run("--admin", admin)
+    code, said = await run(wired, "doctor")
     assert (code, "detokenizer → tokenizer" in said, "→ " in said) == (1, True, True)
     nowhere = free_ports(1)[0]
-    code, said = await run("--admin", f"127.0.0.1:{nowhere}")
+    code, said = await run(wired, "doctor", "--admin", f"127.0.0.1:{nowhere}")
     assert (code, str(nowhere) in said) == (3, True)
