@@ -41,7 +41,7 @@ BUF_READY   := build/node/.buf-$(BUF_VERSION)
 
 say = @printf '\033[1m==> %s\033[0m\n' $(1)
 
-.PHONY: help setup proto model kernels run test test-fast test-text test-nightly fuzz chaos sim check lint format type imports proto-lint proto-breaking docker-lint up down bench bench-serving bench-peers clean
+.PHONY: help setup proto model kernels run test test-fast test-text test-nightly fuzz chaos sim check lint format type imports proto-lint proto-breaking docker-lint up down bench bench-serving bench-peers reference clean
 
 help: ## this list
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} \
@@ -144,6 +144,10 @@ format: setup $(BUF_READY) ## write ruff's and buf's format, and ruff's safe fix
 	@$(PY) -m ruff check --fix --exit-zero --quiet .
 	@$(PY) -m ruff format .
 	@$(BUF) format --write proto
+
+reference: setup proto ## write what documentation is drawn from the code: docs/metrics.md, docs/lifecycles.md
+	@$(PY) -m deploy.metrics_table > docs/metrics.md
+	@$(PY) -m deploy.lifecycles > docs/lifecycles.md
 
 bench: setup proto kernels ## what the return path costs: CPU per token, tokens/s, added latency; table and build/bench/return-path.json
 	@$(PY) -m bench.return_path $(BENCH_ARGS)

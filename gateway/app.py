@@ -54,7 +54,11 @@ class Gateway:
         )
         self._connect(config)
         self._slow_readers = SlowReaders(
-            self._answers, clock=runtime.clock, timeout_s=config.slow_reader_timeout_s, log=runtime.log
+            self._answers,
+            clock=runtime.clock,
+            timeout_s=config.slow_reader_timeout_s,
+            log=runtime.log,
+            on_end=self._metrics.slow_readers_total.inc,
         )
         api = Api(self._requests("http"), tenants=self._tenants, config=config, not_ready=self._not_ready)
         self._http = HttpServer(
@@ -79,7 +83,7 @@ class Gateway:
 
     def add_to_admin(self, server: grpc.aio.Server) -> Sequence[str]:
         """Inspection and drain."""
-        inspection = GatewayInspection(
+        self._inspection = GatewayInspection(
             self._runtime,
             self._metrics,
             answers=self._answers,
@@ -87,7 +91,7 @@ class Gateway:
             router=self.router,
             slow_readers=self._slow_readers,
         )
-        return add_admin_services(server, inspection, self._runtime, self.open_requests)
+        return add_admin_services(server, self._inspection, self._runtime, self.open_requests)
 
     async def serve(self) -> None:
         """Serves HTTP, follows the tokenizers, watches the readers."""

@@ -9,6 +9,7 @@ from gateway.places import Places
 from gateway.requests import OpenAnswers
 from gateway.router import Router
 from services.protocol.hello import Hello, hello_of
+from services.protocol.hop import count_hops
 from services.protocol.inspection import process_view
 from services.protocol.slow_readers import SlowReaders
 from services.protocol.views import ChoiceView, Content, HopView, Moment, ProcessView, RequestView
@@ -35,6 +36,9 @@ class GatewayInspection:
         self._places = places
         self._router = router
         self._slow_readers = slow_readers
+        count_hops(runtime.metrics, self._hops, "events")
+        metrics.unread_tokens.set_function(self._unread_tokens)
+        metrics.oldest_request_age_seconds.set_function(self._oldest_age_s)
 
     def hello(self) -> Hello:
         """Who it is."""
@@ -64,6 +68,17 @@ class GatewayInspection:
     def content(self, view: RequestView) -> Content | None:
         """Prompts are the tokenizer's."""
         return None
+
+    def _unread_tokens(self) -> int:
+        return sum(
+            len(log.token_ids) - taken
+            for answer in self._answers
+            for log, (taken, _) in zip(answer.stream.log.choices, answer.stream.cursor.offsets(), strict=True)
+        )
+
+    def _oldest_age_s(self) -> float:
+        oldest = next(iter(self._answers), None)
+        return 0.0 if oldest is None else max(self._runtime.clock.unix_ms() - oldest.started.created_unix_ms, 0) / 1000
 
     def _hops(self) -> Iterator[HopView]:
         for link in self._router.links:

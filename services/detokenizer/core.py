@@ -14,17 +14,20 @@ from services.text.vocabulary import Vocabulary
 class Core:
     """The state of one StreamText call; it can be rebuilt from the ids, and dies with the call.
 
+    `wasted_tokens` counts those that came after a stop had ended their output.
+
     What comes in is turned into text at once; what has become of it since the last `take` is merged into one batch.
     Every method raises ProtocolError when the stream breaks its rules; the call must then end.
     """
 
-    __slots__ = ("_attempts", "_batch", "_sequences", "_vocabulary")
+    __slots__ = ("_attempts", "_batch", "_sequences", "_vocabulary", "wasted_tokens")
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._sequences: dict[int, Sequence] = {}
         self._attempts: dict[int, list[int]] = {}
         self._batch = TextBatch()
+        self.wasted_tokens = 0
 
     def start(self, start: SequenceStart) -> None:
         """A sequence begins."""
@@ -82,6 +85,8 @@ class Core:
         if logprobs is not None and len(logprobs) != len(ids):
             raise ProtocolError(f"sequence {number}: {len(logprobs)} logprobs for {len(ids)} ids")
         sequence.tokens(ids, logprobs, self._batch)
+        if sequence.phase is not Phase.OPEN:
+            self.wasted_tokens += len(ids) - (sequence.received - token_offset)
 
     def end(self, end: SequenceEnd) -> None:
         """The engine ended a sequence. That is always passed on, whoever finished it."""
@@ -118,6 +123,11 @@ class Core:
     def open_sequences(self) -> int:
         """Sequences that haven't finished."""
         return sum(sequence.phase is Phase.OPEN for sequence in self._sequences.values())
+
+    @property
+    def held_tokens(self) -> int:
+        """Tokens that wait for text that is held back."""
+        return sum(sequence.received - sequence.tokens_sent for sequence in list(self._sequences.values()))
 
     def attempts(self) -> Iterator[tuple[int, list[Sequence]]]:
         """The attempts that aren't released, with their sequences, oldest first."""

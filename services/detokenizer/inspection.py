@@ -9,6 +9,7 @@ from services.detokenizer.sequence import Sequence
 from services.detokenizer.state import Phase
 from services.detokenizer.upstream import TokenStream
 from services.protocol.hello import Hello
+from services.protocol.hop import count_hops
 from services.protocol.inspection import process_view
 from services.protocol.views import ChoiceView, Content, HopView, ProcessView, RequestView, RouteKey
 from services.runtime.app import Runtime
@@ -32,6 +33,8 @@ class DetokenizerInspection:
         self._hello = hello
         self._routes = routes
         self._calls = calls
+        count_hops(runtime.metrics, self._hops, "tokens")
+        metrics.held_tokens.set_function(lambda: sum(route.core.held_tokens for route in list(routes)))
 
     def hello(self) -> Hello:
         """Who it is."""
@@ -64,7 +67,7 @@ class DetokenizerInspection:
         return None
 
     def _hops(self) -> Iterator[HopView]:
-        for tokens, key in self._calls.items():
+        for tokens, key in list(self._calls.items()):
             yield tokens.hop.view("tokens", tokens.address, hello=tokens.peer, route=key)
 
 

@@ -103,6 +103,9 @@ class Route:
 
     def _count(self, batch: TextBatch) -> None:
         self._metrics.output_tokens_total.inc(len(batch.token_ids))
+        if self.core.wasted_tokens:
+            self._metrics.wasted_tokens_total.inc(self.core.wasted_tokens)
+            self.core.wasted_tokens = 0
         if batch.finishes:
             stops = sum(isinstance(finish.stop, StopText) for finish in batch.finishes)
             self._metrics.stop_matches_total.inc(stops)

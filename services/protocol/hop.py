@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from functools import partial
+
 from services.protocol.hello import Hello
 from services.protocol.views import HopView, RouteKey
 from services.runtime.clock import Clock
+from services.runtime.metrics import RuntimeMetrics
 
 
 class Hop:
@@ -59,3 +63,17 @@ class Hop:
         if up:
             self._heard_at = self._clock.now()
         self.up, self.why_not = up, why_not
+
+
+def count_hops(metrics: RuntimeMetrics, hops: Callable[[], Iterable[HopView]], *kinds: str) -> None:
+    """Lets the gauges of these kinds of streams be read whenever somebody asks."""
+
+    def silence_s(kind: str) -> float:
+        return max((hop.silent_ms / 1000 for hop in hops() if hop.what == kind), default=0.0)
+
+    def down(kind: str) -> float:
+        return sum(not hop.up for hop in hops() if hop.what == kind)
+
+    for kind in kinds:
+        metrics.hop_silence_seconds.labels(kind).set_function(partial(silence_s, kind))
+        metrics.hops_down.labels(kind).set_function(partial(down, kind))

@@ -33,11 +33,21 @@ A = TypeVar("A", bound=Written)
 class SlowReaders(Generic[A]):
     """Looks at every open answer once a second; the writers themselves spend nothing on it."""
 
-    def __init__(self, answers: Iterable[A], *, clock: Clock, timeout_s: float, log: Logger) -> None:
+    def __init__(
+        self,
+        answers: Iterable[A],
+        *,
+        clock: Clock,
+        timeout_s: float,
+        log: Logger,
+        on_end: Callable[[], None],
+    ) -> None:
+        """`on_end` is called for each caller that is ended."""
         self._answers = answers
         self._clock = clock
         self._timeout_s = timeout_s
         self._log = log
+        self._on_end = on_end
         self._stuck: dict[A, tuple[int, float]] = {}  # the batch it is stuck at, and since when
 
     def stuck_since(self, answer: A) -> float | None:
@@ -62,6 +72,7 @@ class SlowReaders(Generic[A]):
                 takes, since = answer.takes, now
             if now - since >= self._timeout_s and answer.evict is not None:
                 self._log.warning("slow reader ended", request_id=answer.request_id, waited_s=round(now - since, 1))
+                self._on_end()
                 answer.evict()
             else:
                 self._stuck[answer] = takes, since

@@ -28,6 +28,7 @@ OUTCOMES = ("completed", "refused", "cancelled", "failed")
 RESUME_OUTCOMES = ("resumed", "refused")
 STRANDED_OUTCOMES = ("found", "cut", "left")
 STEP_KINDS = ("prefill", "decode", "mixed")
+HOPS = ("tokens", "text", "events", "load")
 
 # Upper bounds in seconds. Fine where people feel a difference, coarse beyond.
 _TO_FIRST_TOKEN = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
@@ -69,6 +70,15 @@ class RuntimeMetrics:
             "How late the event loop woke a task that slept.",
             buckets=_LAG,
             registry=registry,
+        )
+        self.hop_silence_seconds = Gauge(
+            "tailrace_hop_silence_seconds",
+            "Since the last message of the most silent stream that is read here, by what it carries.",
+            ["hop"],
+            registry=registry,
+        )
+        self.hops_down = Gauge(
+            "tailrace_hops_down", "Streams that should be read here and are not up.", ["hop"], registry=registry
         )
 
     def set_phase(self, current: Phase) -> None:
@@ -125,6 +135,15 @@ class GatewayMetrics:
             "Answers ended because what was received twice differed, or did not fit.",
             registry=registry,
         )
+        self.unread_tokens = Gauge(
+            name + "unread_tokens", "Tokens that are here and were not taken for their callers yet.", registry=registry
+        )
+        self.oldest_request_age_seconds = Gauge(
+            name + "oldest_request_age_seconds", "Age of the oldest answer that is being written.", registry=registry
+        )
+        self.slow_readers_total = Counter(
+            name + "slow_readers_total", "Callers that were ended because they took nothing.", registry=registry
+        )
         _each(self.requests_total, TRANSPORTS, OUTCOMES)
         _each(self.resumes_total, TRANSPORTS, RESUME_OUTCOMES)
         _each(self.stranded_total, STRANDED_OUTCOMES)
@@ -169,6 +188,16 @@ class TokenizerMetrics:
         self.integrity_errors_total = counter(
             "integrity_errors_total", "Requests ended because what was received twice differed."
         )
+        self.slow_readers_total = counter(
+            "slow_readers_total", "Direct callers that were ended because they took nothing."
+        )
+        self.late_tokens_total = counter(
+            "late_tokens_total", "Tokens that came for answers that were whole: wasted past a cancel or a stop."
+        )
+        self.unsent_tokens = gauge("unsent_tokens", "Tokens that are here and were not sent to their readers yet.")
+        self.oldest_request_age_seconds = gauge("oldest_request_age_seconds", "Age of the oldest request.")
+        self.failovers_total = counter("failovers_total", "Attempts that went on with a request whose scheduler died.")
+        self.resumes_total = counter("resumes_total", "Times that a caller took its request up again.")
         self.routes_ready = gauge("routes_ready", "Routes over which tokens can come.")
         self.route_opens_total = counter("route_opens_total", "Routes opened or moved.")
         self.time_to_first_token_seconds = histogram(
@@ -179,6 +208,14 @@ class TokenizerMetrics:
             "Between two deltas of one choice, per token.",
             buckets=_BETWEEN_TOKENS,
             registry=registry,
+        )
+        self.time_per_output_token_seconds = histogram(
+            "time_per_output_token_seconds",
+            "Of a request's first choice: from its first token to its end, by the tokens after the first.",
+            _BETWEEN_TOKENS,
+        )
+        self.acceptance_seconds = histogram(
+            "acceptance_seconds", "From a request's entry in the ledger to a scheduler's acceptance.", _RELEASE
         )
         self.end_to_end_seconds = histogram("end_to_end_seconds", "From acceptance to the end.", _END_TO_END)
         self.finish_to_release_seconds = histogram(
@@ -201,6 +238,14 @@ class DetokenizerMetrics:
         self.stop_matches_total = Counter(
             name + "stop_matches_total", "Sequences ended by a stop string.", registry=registry
         )
+        self.wasted_tokens_total = Counter(
+            name + "wasted_tokens_total",
+            "Tokens that came after a stop text had ended their output.",
+            registry=registry,
+        )
+        self.held_tokens = Gauge(
+            name + "held_tokens", "Tokens that wait for text that is held back to leave.", registry=registry
+        )
 
 
 class SchedulerMetrics:
@@ -221,6 +266,9 @@ class SchedulerMetrics:
         self.blocks_cached = gauge("blocks_cached", "KV blocks that only the prefix cache holds.")
         self.blocks_capacity = gauge("blocks_capacity", "All KV blocks.")
         self.log_sequences = gauge("log_sequences", "Sequences whose ids are kept for replay.")
+        self.unsent_tokens = gauge("unsent_tokens", "Tokens that are here and were not sent to their routes yet.")
+        self.oldest_attempt_age_seconds = gauge("oldest_attempt_age_seconds", "Age of the oldest attempt.")
+        self.running_step_seconds = gauge("running_step_seconds", "How long the running step has been running.")
         self.tombstones = gauge("tombstones", "Attempts that a late Submit would be refused for.")
         self.accepted_total = counter("accepted_total", "Sequences accepted.")
         self.refused_total = counter("refused_total", "Submits refused, by the error's reason.", "reason")
@@ -229,6 +277,12 @@ class SchedulerMetrics:
         self.cached_tokens_total = counter("cached_tokens_total", "Prompt tokens that the prefix cache had.")
         self.preemptions_total = counter("preemptions_total", "Times that a running sequence gave its blocks back.")
         self.output_tokens_total = counter("output_tokens_total", "Tokens generated.")
+        self.merged_tokens_total = counter(
+            "merged_tokens_total", "Tokens that shared a row with an earlier one, because their reader was slow."
+        )
+        self.replayed_sequences_total = counter(
+            "replayed_sequences_total", "Sequences that a new call of their route was sent from token 0."
+        )
         self.claims_total = counter("claims_total", "Requests given to another tokenizer than had them.")
         self.leases_expired_total = counter(
             "leases_expired_total", "Tokenizers of which nothing was heard for the grace; their attempts were released."

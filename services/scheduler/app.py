@@ -20,6 +20,7 @@ from services.scheduler.constraint.workshop import Compile, Workshop
 from services.scheduler.core import SchedulerCore
 from services.scheduler.engine.api import EngineInfo
 from services.scheduler.engine_thread import EngineThread
+from services.scheduler.inference_gateway import InferenceGatewayNames
 from services.scheduler.inspection import SchedulerInspection
 from services.scheduler.loop import StepLoop
 from services.scheduler.publisher import Publisher
@@ -65,6 +66,8 @@ class SchedulerApp:
         loop = StepLoop(loaded.engine, self._thread, core, Publisher(), self._runtime.clock, self._metrics)
         workshop = Workshop(self._compiler_of(loaded.engine.info))
         self._serving = Serving(loop, loaded.hello(self._runtime.epoch), workshop)
+        if self._config.inference_gateway_names:
+            InferenceGatewayNames(loop.load, self._serving.hello.model_id, self._runtime.registry)
         self._runtime.log.info("engine loaded", model=self._serving.hello.model_id, **loaded.report)
         self._runtime.set_ready(True)
         async with asyncio.TaskGroup() as tasks:

@@ -48,6 +48,9 @@ class SchedulerConfig(ProcessConfig):
     max_tombstones: int = option(65536, help="most released attempts remembered to refuse a late Submit")
     tombstone_ttl_s: float = option(300.0, help="how long each of them is remembered")
     lease_grace_s: float = option(60.0, help="how long attempts outlive their tokenizer's last call; then released")
+    inference_gateway_names: bool = option(
+        False, help="also serve the load under vLLM's names, which Kubernetes' inference gateway reads"
+    )
     stall_timeout_s: float = option(30.0, help="a step longer than its size explains and this makes it not ready")
 
     fake_mode: FakeModeName = option("hash", help="fake engine: ids that look random, or the prompt again and again")

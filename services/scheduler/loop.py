@@ -17,7 +17,7 @@ from services.runtime.clock import Clock, wall_time
 from services.runtime.error_tree import TailraceError, Unavailable
 from services.runtime.log import get_logger
 from services.runtime.metrics import SchedulerMetrics
-from services.scheduler.call import STOPPING, Call
+from services.scheduler.call import STOPPING, Call, Rows
 from services.scheduler.core import SchedulerCore
 from services.scheduler.effects import Effect, Load, Released
 from services.scheduler.engine.api import Engine
@@ -52,7 +52,7 @@ class StepLoop:
         self.ended = EndedRequests()
         self._engine = engine
         self._clock = clock
-        self._measures = Measures(metrics, core)
+        self._measures = Measures(metrics, core, self.pulse, clock)
         self._thread = thread
         self.closed = False
         self._wakeup = Wakeup()
@@ -129,7 +129,16 @@ class StepLoop:
         """A new call of a route. Raises Superseded; Unavailable once this process stops."""
         if self.closed:
             raise Unavailable("the scheduler stops", reason=STOPPING)
-        return self.publisher.open(route, generation)
+        call = self.publisher.open(route, generation)
+        self._measures.count_call(len(call.outbox))
+        return call
+
+    def take(self, call: Call) -> Rows | None:
+        """What a call is to be sent next. Raises like Call.take."""
+        rows = call.take()
+        if rows is not None:
+            self._measures.count_sent(len(rows.sequences), len(rows.token_ids))
+        return rows
 
     def close_call(self, call: Call) -> None:
         """It has ended."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from services.runtime.clock import Clock
 from services.runtime.error_tree import TailraceError
 from services.runtime.log import get_logger
 from services.runtime.metrics import FINISH_REASONS, STEP_KINDS, SchedulerMetrics
@@ -11,6 +12,7 @@ from services.scheduler.batch import Plan
 from services.scheduler.core import SchedulerCore
 from services.scheduler.effects import Effect, Ended, LeaseEnded, Opened
 from services.scheduler.ownership import STALE_OWNER
+from services.scheduler.pulse import Pulse
 from services.scheduler.sequence import Sequence
 
 _log = get_logger("scheduler")
@@ -19,7 +21,7 @@ _log = get_logger("scheduler")
 class Measures:
     """The scheduler's metrics, bound to its core."""
 
-    def __init__(self, metrics: SchedulerMetrics, core: SchedulerCore) -> None:
+    def __init__(self, metrics: SchedulerMetrics, core: SchedulerCore, pulse: Pulse, clock: Clock) -> None:
         self._metrics = metrics
         self._core = core
         self._preemptions = 0
@@ -32,11 +34,23 @@ class Measures:
         metrics.blocks_capacity.set_function(lambda: core.load().total_blocks)
         metrics.log_sequences.set_function(lambda: core.held_sequences)
         metrics.tombstones.set_function(lambda: core.tombstones)
+        metrics.unsent_tokens.set_function(lambda: _unsent_tokens(core))
+        metrics.oldest_attempt_age_seconds.set_function(lambda: _oldest_age_s(core, clock.now()))
+        metrics.running_step_seconds.set_function(lambda: clock.now() - (pulse.started_at or clock.now()))
 
     def count_refusal(self, error: TailraceError) -> None:
         """A Submit was refused."""
         self._metrics.refused_total.labels(error.reason).inc()
         self.count_stale(error.reason == STALE_OWNER)
+
+    def count_sent(self, rows: int, tokens: int) -> None:
+        """A message went to a route; where it has more tokens than rows, its reader was slow."""
+        if tokens > rows:
+            self._metrics.merged_tokens_total.inc(tokens - rows)
+
+    def count_call(self, replayed: int) -> None:
+        """A route was opened, and is sent these sequences from token 0."""
+        self._metrics.replayed_sequences_total.inc(replayed)
 
     def count_claim(self) -> None:
         """A request was given to another owner."""
@@ -101,3 +115,14 @@ class Measures:
             self._metrics.integrity_failures_total.inc()
             _log.error("the block accounts are wrong", exc=error)
             raise
+
+
+def _unsent_tokens(core: SchedulerCore) -> int:
+    """Of sequences that a route reads."""
+    logs = [sequence.log for attempt in list(core.attempts.values()) for sequence in attempt.sequences]
+    return sum(len(log.ids) - log.cursor.offset for log in logs if log.cursor is not None)
+
+
+def _oldest_age_s(core: SchedulerCore, now: float) -> float:
+    oldest = next(iter(list(core.attempts.values())), None)
+    return 0.0 if oldest is None else now - oldest.arrived_at

@@ -102,7 +102,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             with serving.loop.holding_lease(call.route):
                 try:
                     await context.write(wire.tokens_hello(serving.hello))
-                    await _send_tokens(call, context)
+                    await _send_tokens(serving.loop, call, context)
                 finally:
                     serving.loop.close_call(call)
 
@@ -137,9 +137,9 @@ class SchedulerAdminServicer(AdminServicer):
             return admin_pb2.FlushPrefixCacheResponse(held_blocks=self._serving().loop.flush_prefix_cache())
 
 
-async def _send_tokens(call: Call, context: Context) -> None:
+async def _send_tokens(loop: StepLoop, call: Call, context: Context) -> None:
     def take() -> scheduler_pb2.StreamTokensResponse | None:
-        rows = call.take()
+        rows = loop.take(call)
         return None if rows is None else wire.tokens_to_wire(rows)
 
     sender = Sender(take, wire.tokens_heartbeat)

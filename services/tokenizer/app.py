@@ -59,7 +59,7 @@ class TokenizerApp:
             ),
             random_bits=secrets.randbits,
         )
-        self._gauges = LedgerGauges(self.ledger, metrics)
+        self._gauges = LedgerGauges(self.ledger, metrics, runtime.clock)
         self._links: dict[str, SchedulerLink] = {}
         self._draining = False
         observer = Observer(metrics, runtime.clock)
@@ -99,7 +99,11 @@ class TokenizerApp:
         text_calls = TextCalls(config.model, card, encoder, template, created_unix_ms=runtime.clock.unix_ms())
         self._requests = LocalRequests(self._shell, text_calls)
         self._slow_readers = SlowReaders(
-            self._requests, clock=runtime.clock, timeout_s=config.slow_reader_timeout_s, log=runtime.log
+            self._requests,
+            clock=runtime.clock,
+            timeout_s=config.slow_reader_timeout_s,
+            log=runtime.log,
+            on_end=metrics.slow_readers_total.inc,
         )
         self._routes_changed()
 

@@ -90,7 +90,7 @@ class _Slot:
 
 
 class RouteCall:
-    """One StreamText call's sequences. `repeated_tokens` counts those that were here already."""
+    """One StreamText call's sequences. `repeated_tokens` were here already; `late_tokens` came after the end."""
 
     def __init__(self, attempts: Attempts, scheduler: str, epoch: int) -> None:
         self._attempts = attempts
@@ -99,6 +99,7 @@ class RouteCall:
         self._slots: dict[int, _Slot | None] = {}
         self._sequences: dict[int, list[int]] = {}
         self.repeated_tokens = 0
+        self.late_tokens = 0
 
     def apply(self, batch: TextBatch, now: float) -> Effects:
         """Takes a batch in. After a gap the rest of the batch is left, and Resubscribe is the last effect."""
@@ -155,7 +156,10 @@ class RouteCall:
                     else:
                         self.repeated_tokens += len(ids)
                 except IntegrityError as error:
-                    effects += self._disagreement(slot, token_offset, text_offset, error, now)
+                    if slot.entry.completed:
+                        self.late_tokens += len(ids)
+                    else:
+                        effects += self._disagreement(slot, token_offset, text_offset, error, now)
         except KeyError as error:
             raise _Gap(f"a row of sequence {error}, which was not started") from None
         except ValueError:
@@ -167,9 +171,7 @@ class RouteCall:
     def _disagreement(
         self, slot: _Slot, token_offset: int, text_offset: int, error: IntegrityError, now: float
     ) -> Effects:
-        """What did not fit into an answer: too late, a gap, or a different account."""
-        if slot.entry.completed:
-            return []
+        """What did not fit into an unfinished answer: a gap, or a different account."""
         if token_offset > len(slot.log.token_ids) or text_offset > slot.log.text_length:
             self._gap(slot, str(error))
         return self._attempts.spoiled(slot.attempt, str(error), now)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from services.protocol.hello import Hello
+from services.protocol.hop import count_hops
 from services.protocol.inspection import process_view
 from services.protocol.views import Content, HopView, ProcessView, RequestView
 from services.runtime.app import Runtime
@@ -38,6 +39,7 @@ class TokenizerInspection:
         self._links = links
         self._observer = observer
         self._show_content = show_content
+        count_hops(runtime.metrics, self._hops, "text", "load")
 
     def process(self) -> ProcessView:
         """How it stands."""

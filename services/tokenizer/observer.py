@@ -34,6 +34,16 @@ class Observer:
         if entry.held:
             self._metrics.claimed_total.inc()
         self._metrics.prompt_tokens_total.inc(len(entry.pinned.prompt_ids))
+        self._metrics.acceptance_seconds.observe(entry.accepted_at - entry.opened_at)
+
+    def submitted(self, entry: Entry) -> None:
+        """An attempt is on its way; every one but the first goes on with what a dead scheduler began."""
+        if len(entry.attempts) > 1:
+            self._metrics.failovers_total.inc()
+
+    def resumed(self) -> None:
+        """A caller took its request up again."""
+        self._metrics.resumes_total.inc()
 
     def progressed(self, progress: Progressed) -> None:
         """New output came for some requests, all in one message."""
@@ -51,6 +61,9 @@ class Observer:
         worst = max(reasons, key=lambda reason: reason.value)
         self._ended[worst].inc()
         self._metrics.end_to_end_seconds.observe(completed_at - entry.opened_at)
+        tokens = len(entry.log.choices[0].token_ids)
+        if entry.first_output_at is not None and tokens > 1:
+            self._metrics.time_per_output_token_seconds.observe((completed_at - entry.first_output_at) / (tokens - 1))
         _log.info(
             "request finished",
             request_id=entry.request_id,

@@ -207,11 +207,13 @@ class Route:
                     call.draining.set()
 
     def _take(self, route: RouteCall, batch: TextBatch) -> None:
-        repeated = route.repeated_tokens
+        repeated, late = route.repeated_tokens, route.late_tokens
         self._perform(route.apply(batch, self._clock.now()))
         self._metrics.output_tokens_total.inc(len(batch.token_ids))
         if route.repeated_tokens != repeated:
             self._metrics.duplicates_dropped_total.inc(route.repeated_tokens - repeated)
+        if route.late_tokens != late:
+            self._metrics.late_tokens_total.inc(route.late_tokens - late)
         if self._broken is not None:
             raise _Broken(self._broken)
 

@@ -166,6 +166,7 @@ class Shell:
         except ValueError as error:
             raise InvalidRequest("offsets", str(error)) from None
         self._ledger.attach(entry)
+        self._observer.resumed()
         return entry
 
     def end(self, entry: Entry, delivered: bool) -> None:
@@ -274,6 +275,7 @@ class Shell:
 
     def _submit(self, attempt: Attempt) -> None:
         assert self._tasks is not None, "a request was opened before run()"
+        self._observer.submitted(attempt.entry)
         self._tasks.create_task(self._links[attempt.scheduler].submit(attempt), name=f"submit {attempt.attempt_id:x}")
 
     def _claim(self, entry: Entry, scheduler: str, number: int) -> None:

@@ -266,11 +266,11 @@ async def test_a_release_that_is_held_up_is_named(wired: Wired) -> None:
 
 
 async def test_a_queue_that_waits_for_memory_says_so(wired: Wired) -> None:
-    async def ask(client: Client) -> None:
-        await client.generate([20] * 7000, max_tokens=1000, ignore_eos=True).whole()
+    async def ask(client: Client, token_id: int) -> None:
+        await client.generate([token_id] * 7000, max_tokens=1000, ignore_eos=True).whole()
 
     async with wired.client() as client, asyncio.TaskGroup() as tasks:
-        asking = [tasks.create_task(ask(client)) for _ in range(4)]
+        asking = [tasks.create_task(ask(client, 20 + number)) for number in range(4)]
         finding = await wired.until_found("QUEUED_BLOCKS")
         assert (finding.severity, finding.link) == (Severity.BUSY, "queue of scheduler")
         for task in asking:

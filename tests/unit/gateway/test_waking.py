@@ -117,7 +117,7 @@ async def test_a_reader_that_does_not_come_back_is_evicted_after_the_timeout() -
     table, clock, evicted = StreamTable(), HandClock(), asyncio.Event()
     answer = answer_on(table)
     answer.evict = evicted.set
-    watch = SlowReaders([answer], clock=clock, timeout_s=10, log=get_logger("gateway"))
+    watch = SlowReaders([answer], clock=clock, timeout_s=10, log=get_logger("gateway"), on_end=lambda: None)
     batches = answer.batches()
     apply(table, answer, rows_of("a", 0))
     await anext(batches)
@@ -133,7 +133,7 @@ async def test_a_reader_that_waits_or_moves_is_never_evicted() -> None:
     table, clock, evicted = StreamTable(), HandClock(), asyncio.Event()
     answer = answer_on(table)
     answer.evict = evicted.set
-    watch = SlowReaders([answer], clock=clock, timeout_s=10, log=get_logger("gateway"))
+    watch = SlowReaders([answer], clock=clock, timeout_s=10, log=get_logger("gateway"), on_end=lambda: None)
     batches = answer.batches()
     for step in range(5):
         apply(table, answer, rows_of("a", step))
