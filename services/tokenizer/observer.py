@@ -57,20 +57,26 @@ class Observer:
         usage, completed_at = entry.log.usage, entry.completed_at
         if not entry.accepted or usage is None or completed_at is None:
             return
+        attempt, first_output_at = entry.attempts[-1], entry.first_output_at
         reasons = Counter(log.finish.reason for log in entry.log.choices if log.finish is not None)
         worst = max(reasons, key=lambda reason: reason.value)
         self._ended[worst].inc()
         self._metrics.end_to_end_seconds.observe(completed_at - entry.opened_at)
         tokens = len(entry.log.choices[0].token_ids)
-        if entry.first_output_at is not None and tokens > 1:
-            self._metrics.time_per_output_token_seconds.observe((completed_at - entry.first_output_at) / (tokens - 1))
+        if first_output_at is not None and tokens > 1:
+            self._metrics.time_per_output_token_seconds.observe((completed_at - first_output_at) / (tokens - 1))
         _log.info(
             "request finished",
             request_id=entry.request_id,
             tenant=entry.tenant,
             reason=worst.name,
+            attempt=f"{attempt.attempt_id:x}",
+            attempts=len(entry.attempts),
+            scheduler=attempt.scheduler,
             prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_prompt_tokens,
             output_tokens=usage.output_tokens,
+            first_token_s=None if first_output_at is None else round(first_output_at - entry.opened_at, 3),
             seconds=round(completed_at - entry.opened_at, 3),
         )
 

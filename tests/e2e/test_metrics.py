@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 import subprocess
 from collections.abc import AsyncIterator
@@ -59,7 +60,10 @@ def promtool(exposition: bytes) -> tuple[int, bytes]:
     return done.returncode, done.stdout + done.stderr
 
 
-async def test_what_was_accepted_is_what_ended_and_nothing_is_open(stack: Stack) -> None:
+async def test_what_was_accepted_is_what_ended_and_nothing_is_open(
+    stack: Stack, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "tailrace")
     async with Client(stack.grpc) as client:
         for _ in range(2):
             await every_kind_of_end(client)
@@ -69,6 +73,8 @@ async def test_what_was_accepted_is_what_ended_and_nothing_is_open(stack: Stack)
     assert sum(ended.values()) == stack.metric("tokenizer", "accepted_total")
     sequences = [stack.metric("scheduler", "ended_total", reason=reason) for reason in FINISH_REASONS]
     assert sum(sequences) == stack.metric("scheduler", "accepted_total")
+    lines = [record for record in caplog.records if record.getMessage() == "request finished"]
+    assert len(lines) == sum(ended.values()), "one line per request at its end"
     assert stack.metric("detokenizer", "stop_matches_total") == 2
     for histogram in ("queue_seconds", "prefill_seconds", "decode_seconds"):
         assert stack.metric("scheduler", f"{histogram}_count") > 0
