@@ -86,7 +86,7 @@ class Caller:
 class World:
     """The ledger in its surroundings. `refuses` makes the scheduler full."""
 
-    def __init__(self, max_open: int = 50) -> None:
+    def __init__(self, max_open: int = 50, seed: int = 5) -> None:
         self.now = 100.0
         self.retention = Retention(detach_ttl_s=TTL_S, max_count=max_open, max_bytes=1 << 20)
         self.ledger = Ledger(
@@ -94,7 +94,7 @@ class World:
             max_open=max_open,
             engine_grace_s=GRACE_S,
             retention=self.retention,
-            random_bits=random.Random(5).getrandbits,
+            random_bits=random.Random(seed).getrandbits,
         )
         self.attempts = self.ledger.attempts
         self.epoch = 1
