@@ -177,10 +177,9 @@ def attend_prefills(
 
 def prefill_tile(group: int, padded_dim: int, dtype: torch.dtype) -> tuple[int, int, int]:
     """Rows (positions times heads of a group) and positions of a tile, and warps: what the registers hold."""
-    narrow = dtype.itemsize == 2
-    if padded_dim <= 128:
-        rows, positions = (128, 64) if narrow else (64, 32)
+    if dtype.itemsize == 2:
+        rows, positions = (128, 64) if padded_dim <= 128 else (64, 32)
     else:
-        rows, positions = (64, 32) if narrow else (32, 16)
+        rows, positions = (32, 32) if padded_dim <= 128 else (16, 16)
     rows = max(rows, triton.next_power_of_2(group))
     return rows, positions, 8 if rows * padded_dim >= 8192 else 4

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernels.sampling.draw import draw
+from kernels.sampling.randomness import keys, uniform
 from services.scheduler.engine.api import Sampled, SamplingSpec
-from services.scheduler.engine.sampling.draw import draw
-from services.scheduler.engine.sampling.randomness import keys, uniform
 from tests.unit.engine.sampling import frequencies, sample_each, token
 
 DRAWS = 4000

@@ -8,6 +8,8 @@ from math import isfinite
 
 import torch
 
+from kernels.sampling.randomness import keys
+from kernels.sampling.reference import draw_reference
 from services.scheduler.engine.api import (
     Failed,
     FailureKind,
@@ -19,9 +21,6 @@ from services.scheduler.engine.api import (
     Slice,
 )
 from services.scheduler.engine.sampling.adjustment import Adjustment, adjust, adjustment
-from services.scheduler.engine.sampling.draw import draw
-from services.scheduler.engine.sampling.randomness import keys
-from services.scheduler.engine.sampling.truncation import truncate
 
 Tensor = torch.Tensor
 
@@ -151,11 +150,10 @@ def _draw(logits: Tensor, best: Tensor, slices: Sequence[Slice], specs: Sequence
     device = logits.device
     options = torch.tensor([(s.temperature, s.top_p, s.min_p) for s in specs], dtype=torch.float32, device=device)
     temperature, top_p, min_p = options.unbind(1)
-    weights = logits.sub_(best.unsqueeze(1)).div_(temperature.unsqueeze(1)).exp_()
-    if any(s.top_p < 1 or s.min_p > 0 or s.top_k > 0 for s in specs):
-        truncate(weights, torch.tensor([max(s.top_k, 0) for s in specs], device=device), top_p, min_p)
+    top_k = torch.tensor([max(s.top_k, 0) for s in specs], device=device)
     row_keys = keys([s.seed for s in specs], [s.choice for s in specs], [s.output_position for s in slices])
-    return draw(weights, row_keys.to(device))
+    truncates = any(s.top_p < 1 or s.min_p > 0 or s.top_k > 0 for s in specs)
+    return draw_reference(logits, best, temperature, top_k, top_p, min_p, row_keys.to(device), truncates=truncates)
 
 
 def _raw_logprobs(logits: Tensor, sequences: Sequence[_Sequence]) -> dict[int, Tensor]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import torch
 
-from services.scheduler.engine.sampling.randomness import uniform
+from kernels.sampling.randomness import uniform
 
 Tensor = torch.Tensor
 
