@@ -58,7 +58,8 @@ class Schedulers:
             yield hop
         finally:
             if hop.up:
-                del self._hops[key]
+                # A tokenizer that was restarted may have called before its old call was seen to end: one hop for both.
+                self._hops.pop(key, None)
 
     async def close(self) -> None:
         """Closes all channels."""

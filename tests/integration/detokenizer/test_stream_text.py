@@ -298,6 +298,17 @@ async def test_a_process_that_stops_tells_its_tokenizers(detokenizer: Detokenize
     assert "stopping" in error.message
 
 
+async def test_a_restarted_tokenizers_route_may_begin_before_the_old_one_ends(
+    detokenizer: Detokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    old, old_call = await detokenizer.open_route()
+    new, new_call = await detokenizer.open_route(generation=2)
+    for text, call in ((old, old_call), (new, new_call)):
+        text.cancel()
+        await call.ended.wait()
+    assert "servicer failed" not in caplog.messages
+
+
 async def test_draining_waits_for_the_finish_of_what_is_open(detokenizer: Detokenizer) -> None:
     text, call = await detokenizer.open_route()
     call.send(starts=[START], sequences=[1], token_offsets=[0], token_ids=ids("x"))
