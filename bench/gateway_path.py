@@ -15,6 +15,7 @@ from typing import TypeVar
 from gateway.core import EventRows, Stream, StreamTable
 from gateway.openai.chat import ChatForm
 from gateway.openai.chunks import AnswerChunks
+from gateway.openai.event_ids import ChoicePosition, EventIds, Position
 from gateway.wire import rows_from_wire
 from services.protocol.events import Completed, Delta, Finish
 from services.protocol.wire import event_to_wire
@@ -45,9 +46,14 @@ def measure(streams: int) -> tuple[float, ...]:
         table.add(number, stream)
     envelope = {"id": "chatcmpl-req-0123456789", "object": "chat.completion.chunk", "created": 1, "model": "m" * 24}
     form = ChatForm()
+    start = Position(form="c", resume_token=bytes(16), include_usage=False, logprobs=False, choices=(ChoicePosition(),))
     chunks = [
-        AnswerChunks(form, envelope, first_choice=0, n=1, include_usage=False, logprobs=False) for _ in range(streams)
-    ]
+        AnswerChunks(
+            form, envelope, first_choice=0, n=1, include_usage=False, logprobs=False, ids=EventIds(start),
+            position=start,
+        )
+        for _ in range(streams)
+    ]  # fmt: skip
     spent = [0.0] * 5
     for wire in batches(streams):
         rows = timed(spent, 0, partial(parse, wire))

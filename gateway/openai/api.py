@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import grpc.aio
@@ -14,15 +14,18 @@ from gateway.config import Config
 from gateway.openai.body import read_body
 from gateway.openai.chat import ChatForm
 from gateway.openai.completions import CompletionsForm
+from gateway.openai.continuation import Continuation
 from gateway.openai.errors import ErrorReply, reply_of
 from gateway.openai.form import Form
 from gateway.openai.generate import Generation
 from gateway.openai.request_id import REQUEST_ID_HEADER, RequestName, keyed_name_of, name_of
 from gateway.requests import RemoteRequests
+from services.protocol.events import AbortOutcome
 from services.runtime.errors import InternalError, NotFound, TailraceError, from_rpc_error
 from services.runtime.log import get_logger
 from tailrace.v1 import generation_pb2
 
+FORMS: Mapping[str, Form] = {form.letter: form for form in (ChatForm(), CompletionsForm())}
 NAME = web.RequestKey("name", RequestName)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -50,6 +53,8 @@ class Api:
             [
                 web.post("/v1/chat/completions", self._generation(ChatForm())),
                 web.post("/v1/completions", self._generation(CompletionsForm())),
+                web.get("/v1/requests/{id}/events", self._events),
+                web.delete("/v1/requests/{id}", self._abort),
                 web.get("/v1/models", self._models),
                 web.get("/v1/models/{id:.+}", self._model),
                 web.get("/health", self._health),
@@ -70,6 +75,20 @@ class Api:
                 return _error_response(reply_of(error, call.names))
 
         return generate
+
+    async def _events(self, http: web.Request) -> web.StreamResponse:
+        tenant = self._tenant(http)
+        request_id = http.match_info["id"]
+        http[NAME] = RequestName(request_id, named=True)
+        return await Continuation(http, request_id, FORMS).serve(self._requests, tenant)
+
+    async def _abort(self, http: web.Request) -> web.Response:
+        tenant = self._tenant(http)
+        request_id = http.match_info["id"]
+        outcome = await self._requests.abort(request_id, tenant=tenant, wait_until_released=False)
+        if outcome is AbortOutcome.NOT_FOUND:
+            raise NotFound(f"request {request_id!r}")
+        return _json({"id": request_id, "object": "request", "outcome": outcome.name.lower()})
 
     async def _models(self, http: web.Request) -> web.Response:
         self._tenant(http)

@@ -18,6 +18,7 @@ from tailrace.v1 import generation_pb2
 class ChatForm:
     """Chat's shapes."""
 
+    letter = "c"
     id_prefix = "chatcmpl-"
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
@@ -50,7 +51,7 @@ class ChatForm:
         """A message."""
         return {"message": {"role": "assistant", "content": text, "refusal": None}}
 
-    def logprobs(self) -> ChatLogprobs:
+    def logprobs(self, text_offset: int = 0) -> ChatLogprobs:
         """Writes one choice's token-level output."""
         return ChatLogprobs()
 

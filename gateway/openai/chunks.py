@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from gateway.openai.errors import ErrorReply, failure_of
+from gateway.openai.event_ids import ChoicePosition, EventIds, Position
 from gateway.openai.form import Form
 from gateway.openai.json_text import json_object, json_text
 from services.protocol.events import Completed, Delta, Finish, FinishReason, Started, StopText, StopToken, Usage
@@ -21,23 +22,43 @@ _ESCAPED_MARK = b'"\\u0000"'
 
 
 class AnswerChunks:
-    """Writes the chunks of one answer; its choices are numbered from `first_choice`."""
+    """Writes the chunks of one answer; its choices are numbered from `first_choice`.
+
+    With `ids` each event has one. `position`: what the reader has already, and is not written again.
+    """
 
     def __init__(
-        self, form: Form, envelope: dict[str, Any], *, first_choice: int, n: int, include_usage: bool, logprobs: bool
+        self,
+        form: Form,
+        envelope: dict[str, Any],
+        *,
+        first_choice: int,
+        n: int,
+        include_usage: bool,
+        logprobs: bool,
+        ids: EventIds | None = None,
+        position: Position | None = None,
     ) -> None:
         self.usage: Usage | None = None
         self._form = form
         self._envelope = envelope
         self._first_choice = first_choice
         self._null_usage = {"usage": None} if include_usage else {}
-        self._logprobs = [form.logprobs() for _ in range(n)] if logprobs else None
+        had = position.choices if position is not None else (ChoicePosition(),) * n
+        self._opened = position is not None and position.opened
+        self._ended = {choice for choice, at in enumerate(had) if at.ended}
+        self._ids = ids
+        self._logprobs = [form.logprobs(at.text_offset) for at in had] if logprobs else None
         self._cut = [self._cut_chunk(choice) for choice in range(n)]
 
     def opening(self) -> bytes:
         """What every choice begins with."""
         piece = self._form.opening()
-        return b"" if piece is None else b"".join(self._chunk(choice, piece) for choice in range(len(self._cut)))
+        if piece is None or self._opened:
+            return b""
+        *others, last = (self._chunk(choice, piece) for choice in range(len(self._cut)))
+        # Only with the last one a reader has all of them.
+        return b"".join(others) + (self._ids.here() if self._ids is not None else b"") + last
 
     def encode(self, events: Iterable[Delta | Finish | Completed]) -> tuple[bytes, TailraceError | None]:
         """The bytes of a batch of events; with the failure that ended the answer, after which nothing may follow."""
@@ -49,12 +70,15 @@ class AnswerChunks:
             elif isinstance(event, Finish):
                 if failure := failure_of(event):
                     return b"".join(parts), failure
-                parts.append(self._finish(event))
+                if event.choice not in self._ended:
+                    parts.append(self._finish(event))
             elif isinstance(event, Completed):
                 self.usage = event.usage
         return b"".join(parts), None
 
     def _delta(self, delta: Delta, parts: list[bytes]) -> None:
+        if self._ids is not None:
+            parts.append(self._ids.moved(delta.choice, delta.next_token_offset, delta.next_text_offset))
         if self._logprobs and delta.tokens:
             logprobs = self._logprobs[delta.choice].more(delta.tokens)
             parts.append(self._chunk(delta.choice, self._form.piece(delta.text), logprobs=logprobs))
@@ -64,7 +88,8 @@ class AnswerChunks:
 
     def _finish(self, finish: Finish) -> bytes:
         end = {"finish_reason": finish_reason(finish), "stop_reason": stop_reason(finish)}
-        return self._chunk(finish.choice, self._form.piece(""), **end)
+        chunk = self._chunk(finish.choice, self._form.piece(""), **end)
+        return chunk if self._ids is None else self._ids.ended(finish.choice) + chunk
 
     def _chunk(self, choice: int, piece: Any, **more: Any) -> bytes:
         entry = {"index": self._first_choice + choice, **piece, "logprobs": None, "finish_reason": None, **more}

@@ -17,6 +17,7 @@ from tailrace.v1 import generation_pb2
 class CompletionsForm:
     """Completions' shapes. Several prompts are several requests; choices are numbered through, n per prompt."""
 
+    letter = "t"
     id_prefix = "cmpl-"
     whole_object = "text_completion"
     chunk_object = "text_completion"
@@ -47,9 +48,9 @@ class CompletionsForm:
         """All of it."""
         return {"text": text}
 
-    def logprobs(self) -> CompletionLogprobs:
+    def logprobs(self, text_offset: int = 0) -> CompletionLogprobs:
         """Writes one choice's token-level output."""
-        return CompletionLogprobs()
+        return CompletionLogprobs(text_offset)
 
 
 def _request(

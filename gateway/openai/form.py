@@ -13,6 +13,10 @@ class Form(Protocol):
     """One endpoint's shapes. Objects are dicts that go through orjson; the hot chunk is cut into bytes once."""
 
     @property
+    def letter(self) -> str:
+        """Stands for it in an event's id."""
+
+    @property
     def id_prefix(self) -> str:
         """Such as "chatcmpl-"."""
 
@@ -36,8 +40,8 @@ class Form(Protocol):
     def whole(self, text: str) -> Mapping[str, Any]:
         """A choice that isn't streamed."""
 
-    def logprobs(self) -> LogprobsForm:
-        """Writes one choice's token-level output."""
+    def logprobs(self, text_offset: int = 0) -> LogprobsForm:
+        """Writes one choice's token-level output, from a code point of it on."""
 
 
 class LogprobsForm(Protocol):

@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
+
 Reader = Callable[[Any], Any]
 
 UINT32_MAX = (1 << 32) - 1
@@ -100,6 +102,18 @@ def bias_by_token(value: Any) -> dict[int, float]:
     if not isinstance(value, dict):
         raise WrongType(f"must be an object from token ids to numbers, not {shown(value)}")
     return {_token_id(key): _read_at(f"[{shown(key)}]", number, bias) for key, bias in value.items()}
+
+
+def one_of(prefix: str, enum: EnumTypeWrapper) -> Reader:
+    """One of a contract's words in lower case, without what its enum puts before them; its number comes out."""
+    numbers = {name.removeprefix(prefix).lower(): number for name, number in enum.items() if number}
+
+    def read(value: Any) -> int:
+        if not isinstance(value, str) or value not in numbers:
+            raise WrongType(f"must be one of {', '.join(map(repr, numbers))}, not {shown(value)}")
+        return numbers[value]
+
+    return read
 
 
 def _token_id(key: str) -> int:

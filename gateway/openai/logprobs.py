@@ -22,9 +22,9 @@ class CompletionLogprobs:
 
     __slots__ = ("_decoder", "_offset")
 
-    def __init__(self) -> None:
+    def __init__(self, text_offset: int = 0) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._offset = 0
+        self._offset = text_offset
 
     def more(self, tokens: Sequence[TokenInfo]) -> dict[str, Any]:
         """The entries of the next tokens."""

@@ -62,8 +62,14 @@ CONSTRAINTS = (
     Parameter("guided_choice", types.list_of(types.text), "constraint.choices.texts"),
     Parameter("guided_grammar", types.text, "constraint.grammar"),
 )
+DURABILITY = (
+    Parameter("on_disconnect", types.one_of("ON_DISCONNECT_", generation_pb2.OnDisconnect), "on_disconnect"),
+    Parameter("detach_ttl_ms", types.uint32, "detach_ttl_ms"),
+    Parameter("retain_ms", types.uint32, "retain_ms"),
+    Parameter("failover", types.one_of("FAILOVER_", generation_pb2.Failover), "failover"),
+)
 
-COMMON = (*SAMPLING, *STOPPING, *OUTPUT, *CONSTRAINTS)
+COMMON = (*SAMPLING, *STOPPING, *OUTPUT, *CONSTRAINTS, *DURABILITY)
 CHAT = (
     *COMMON,
     Parameter("max_completion_tokens", types.uint32, "stopping.max_tokens"),

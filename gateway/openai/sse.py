@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from aiohttp import web
 
 HEADERS = {
@@ -16,8 +18,8 @@ class EventStream:
 
     __slots__ = ("_response",)
 
-    def __init__(self) -> None:
-        self._response = web.StreamResponse(headers=HEADERS)
+    def __init__(self, headers: Mapping[str, str]) -> None:
+        self._response = web.StreamResponse(headers={**HEADERS, **headers})
 
     async def start(self, http: web.Request) -> None:
         """Sends the headers."""
