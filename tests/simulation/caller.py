@@ -45,7 +45,8 @@ class Caller(Process):
         self.outcome: Outcome | None = None
         self.asked_at = 0.0
         self.ended_at = 0.0
-        self._echo = echo
+        self.aborted: tuple[str, float, float] | None = None
+        """Which request it had aborted, from when to when the call was under way."""
         self._stub: Any = None
         self._events = 0
 
@@ -131,9 +132,12 @@ class Caller(Process):
         if not request_id:
             return
         pb = generation_pb2.AbortRequest(request_id=request_id, wait_until_released=self.behaviour.waits_until_released)
+        sent_at = self.world.now
+        self.aborted = (request_id, sent_at, float("inf"))
         try:
             answer = await self._stub.Abort(pb, timeout=3.0)
             self.world.count(f"abort: {generation_pb2.AbortOutcome.Name(answer.outcome)}")
+            self.aborted = (request_id, sent_at, self.world.now)
         except grpc.aio.AioRpcError as error:
             self.world.count(f"abort: {error.code().name}")
 

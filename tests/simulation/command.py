@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from tests.simulation.plan import plan_of
+from tests.simulation.probes import no_transition_yet
 from tests.simulation.report import failure_report, plan_lines, table
 from tests.simulation.run import run
 from tests.simulation.substitutes import substituted
@@ -45,7 +46,7 @@ def _one(seed: int, without: frozenset[int], *, tells: bool) -> int:
 
 
 def _many(seeds: range, jobs: int) -> int:
-    counts: Counter[str] = Counter()
+    counts = no_transition_yet()
     failures: dict[int, str] = {}
     started, done = time.monotonic(), 0
     for number, chunk_counts, chunk_failures in _chunks(seeds, jobs):

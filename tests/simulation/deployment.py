@@ -42,10 +42,10 @@ class Deployment:
         add("detokenizer", DetokenizerConfig, DetokenizerApp, **common, schedulers=at["scheduler"])
         add("tokenizer", TokenizerConfig, TokenizerApp, **common, schedulers=at["scheduler"],
             detokenizers=at["detokenizer"], max_open_requests=shape.max_open, submit_timeout_s=3.0,
-            gateway_grace_s=4.0, detach_ttl_s=3.0, engine_grace_s=6.0)  # fmt: skip
+            gateway_grace_s=3.0, detach_ttl_s=2.5, engine_grace_s=5.0)  # fmt: skip
         del common["model"]
-        add("gateway", GatewayConfig, Gateway, **common, tokenizers=at["tokenizer"], tokenizer_grace_s=4.0,
-            slow_reader_timeout_s=6.0, open_requests_max=shape.max_open)  # fmt: skip
+        add("gateway", GatewayConfig, Gateway, **common, tokenizers=at["tokenizer"], tokenizer_grace_s=3.0,
+            slow_reader_timeout_s=3.0, open_requests_max=shape.max_open)  # fmt: skip
         for name in shape.names("scheduler"):
             self.services[name].step_s = lambda: shape.step_s * (0.5 + world.random.random())
 
@@ -82,7 +82,7 @@ def _engine(shape: Shape) -> dict[str, Any]:
         "max_waiting": shape.max_waiting,
         "max_step_tokens": 48,
         "max_held": 256,
-        "lease_grace_s": 6.0,
+        "lease_grace_s": 3.0,
         "tombstone_ttl_s": 60.0,
     }
 

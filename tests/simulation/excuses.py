@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from services.protocol.events import ErrorCode, Finish, FinishReason
 from tests.simulation.caller import Caller
 from tests.simulation.plan import Plan
@@ -11,12 +13,12 @@ DEADLINE_SLACK_S = 0.5
 """We end a little before a call's own deadline."""
 
 
-def unexcused(caller: Caller, plan: Plan) -> str:
-    """What happened to a caller without a cause; empty when all is well."""
+def unexcused(caller: Caller, callers: Sequence[Caller], plan: Plan) -> str:
+    """What happened to one of the callers without a cause; empty when all is well."""
     outcome, behaviour = caller.outcome, caller.behaviour
     assert outcome is not None
     for finish in caller.answer.finishes:
-        if why := _unexcused_finish(finish, caller, plan):
+        if why := _unexcused_finish(finish, caller, callers, plan):
             return why
     shown = f"{outcome.kind} with {outcome.code} {outcome.message!r}"
     match outcome.kind:
@@ -31,13 +33,13 @@ def unexcused(caller: Caller, plan: Plan) -> str:
             return ""
 
 
-def _unexcused_finish(finish: Finish, caller: Caller, plan: Plan) -> str:
+def _unexcused_finish(finish: Finish, caller: Caller, callers: Sequence[Caller], plan: Plan) -> str:
     request = caller.behaviour.request
     match finish.reason:
         case FinishReason.STOP | FinishReason.LENGTH:
             return ""
         case FinishReason.ABORTED:
-            excused = _aborted(caller, plan) or _happened(plan, "drain")
+            excused = _aborted(caller, callers) or _happened(plan, "drain")
             return "" if excused else "ABORTED, and nobody aborted it"
         case FinishReason.DEADLINE:
             limits = [limit for limit in (request.timeout_s, caller.behaviour.deadline_s) if limit]
@@ -75,11 +77,15 @@ def _may_be_lost(code: str, behaviour: Behaviour, plan: Plan) -> bool:
     return bool(plan.faults or code == "NOT_FOUND")
 
 
-def _aborted(caller: Caller, plan: Plan) -> bool:
-    """Whether somebody aborted its label."""
-    label = caller.behaviour.request.request_id
-    aborting = [other for other in plan.callers if other.aborts_after is not None]
-    return any(other is caller.behaviour or (label and label == other.request.request_id) for other in aborting)
+def _aborted(caller: Caller, callers: Sequence[Caller]) -> bool:
+    """Whether somebody had its label aborted while it was open; an abort without an answer may come at any time."""
+    started = caller.answer.started
+    label = caller.behaviour.request.request_id or (started.request_id if started else "")
+    aborts = [other.aborted for other in callers if other.aborted is not None]
+    return any(
+        aborted == label and sent_at <= caller.ended_at and caller.asked_at <= answered_at
+        for aborted, sent_at, answered_at in aborts
+    )
 
 
 def _happened(plan: Plan, kind: str) -> bool:

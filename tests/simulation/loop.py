@@ -38,7 +38,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         self._origin = origin
         self._ready: deque[asyncio.Handle] = deque()
         self._late: tuple[list[asyncio.Handle], list[asyncio.Handle]] = ([], [])
-        self._turn_is_due = False
+        self._turns = False
         self._tasks: list[SimTask[Any]] = []
         self.owner: object = None
 
@@ -55,7 +55,8 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         if self.paused:
             self._late[0].append(handle)
         else:
-            self._append(handle)
+            self._ready.append(handle)
+            self._turn()
 
     def kill(self) -> None:
         """Nothing happens here any more."""
@@ -95,9 +96,10 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         self._tasks.clear()
 
     def _turn(self) -> None:
-        self._turn_is_due = False
-        if not self.is_awake:
+        """Runs what is ready and what that makes ready; it takes no virtual time."""
+        if self._turns or not self.is_awake:
             return
+        self._turns = True
         ready = self._ready
         events._set_running_loop(self)
         try:
@@ -107,13 +109,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
                     handle._run()
         finally:
             events._set_running_loop(None)
-
-    def _append(self, handle: asyncio.Handle) -> None:
-        if self.alive:
-            self._ready.append(handle)
-            if not self._turn_is_due:
-                self._turn_is_due = True
-                self.world.after(0.0, self._turn)
+            self._turns = False
 
     def _timer_is_due(self, handle: asyncio.TimerHandle) -> None:
         if handle.cancelled():
@@ -121,7 +117,8 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         if self.paused:
             self._late[1].append(handle)
         else:
-            self._append(handle)
+            self._ready.append(handle)
+            self._turn()
 
     # -- what asyncio asks of it
 
@@ -132,7 +129,9 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self, context)
-        self._append(handle)
+        self._ready.append(handle)
+        if not self._turns:
+            self.world.after(0.0, self._turn)
         return handle
 
     call_soon_threadsafe = call_soon  # type: ignore[assignment]  # likewise

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from services.text.vocabulary import Vocabulary
-from tests.unit.detokenizer.small_tokenizers import byte_level, vocabulary_of
+from tests.unit.detokenizer.small_tokenizers import byte_ids, byte_level, vocabulary_of
 
 CONTEXT_LENGTH = 256
 EOS = "</s>"
@@ -39,3 +39,8 @@ def eos_id() -> int:
     found = byte_level().token_to_id(EOS)
     assert found is not None
     return found
+
+
+def ids_of(text: str) -> tuple[int, ...]:
+    """A text as the ids of its bytes, so that a character of several bytes is several tokens."""
+    return tuple(byte_ids(byte_level(), text.encode()))

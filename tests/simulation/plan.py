@@ -14,8 +14,18 @@ from services.text.vocabulary import Vocabulary
 from tests.simulation.model import eos_id, vocabulary
 from tests.simulation.request import Behaviour, Request
 
-TROUBLE_S = (0.6, 5.0)
+TROUBLE_S = (0.5, 4.5)
 """Between these moments things go wrong; afterwards everything is mended."""
+
+KINDS = (
+    *("kill",) * 5, *("pause",) * 4, *("cut",) * 3, *("block",) * 2, *("unary trouble",) * 3, *("stream trouble",) * 2,
+    "drain", "kill silently", "slow down",
+)  # fmt: skip
+
+NEIGHBOURS = (
+    *(("gateway", "tokenizer"),) * 2, ("tokenizer", "detokenizer"), ("tokenizer", "scheduler"),
+    ("detokenizer", "scheduler"),
+)  # fmt: skip
 
 STOPS = ("the", " quick", "\n", "ab", "🙂", " the quick", "世é", "own fox")
 
@@ -89,6 +99,11 @@ def plan_of(seed: int) -> Plan:
     if random.random() < 0.2:
         callers += [replace(random.choice(callers), at=random.uniform(0.6, 4.0)) for _ in range(2)]
     faults = [_fault(random, shape) for _ in range(random.choice((0, 1, 2, 2, 3, 3, 4, 6, 8)))]
+    if random.random() < 0.3:
+        rivals = _rivals(random, shape)
+        callers += rivals
+        if random.random() < 0.5:
+            faults.append(Fault(at=max(rivals[0].at, TROUBLE_S[0]), kind="unary trouble", strength=0.7, lasts_s=3.0))
     return Plan(
         seed=seed,
         shape=shape,
@@ -107,7 +122,7 @@ def _shape(random: Random) -> Shape:
         echo=random.random() < 0.3,
         step_s=random.choice((0.01, 0.03, 0.08)),
         window=random.choice((1, 2, 4, 16)),
-        kv_blocks=random.choice((18, 24, 64)),
+        kv_blocks=random.choice((11, 14, 24, 64)),
         max_running=random.choice((1, 2)) if tight else 8,
         max_waiting=random.choice((0, 1, 2)) if tight else 16,
         max_open=random.choice((2, 4)) if tight and random.random() < 0.5 else 64,
@@ -117,12 +132,12 @@ def _shape(random: Random) -> Shape:
 def _behaviour(random: Random, shape: Shape, labels: Sequence[str]) -> Behaviour:
     request = _request(random, labels, shape.max_running + shape.max_waiting)
     doors = [*shape.names("gateway") * 2, *shape.names("tokenizer")]
-    behaviour = Behaviour(at=random.uniform(0.3, 3.0), door=f"{random.choice(doors)}:7000", request=request)
+    behaviour = Behaviour(at=random.uniform(0.3, 2.8), door=f"{random.choice(doors)}:7000", request=request)
     match random.choice(("reads", "reads", "reads", "slow", "stops", "leaves", "leaves", "aborts", "vanishes")):
         case "slow":
-            return replace(behaviour, pause_s=random.uniform(0.01, 0.3))
+            return replace(behaviour, pause_s=random.uniform(0.01, 0.15))
         case "stops":
-            return replace(behaviour, stops_reading_for=random.choice((1.0, 12.0)))
+            return replace(behaviour, stops_reading_for=random.choice((1.0, 6.0)))
         case "leaves":
             back_after = random.choice((None, 0.0, 0.5, 2.0)) if request.detach or request.retain_s else None
             return replace(behaviour, leaves_after=_moment(random), back_after=back_after)
@@ -134,6 +149,29 @@ def _behaviour(random: Random, shape: Shape, labels: Sequence[str]) -> Behaviour
         case _:
             deadline_s = random.uniform(0.2, 4.0) if random.random() < 0.1 else None
             return replace(behaviour, deadline_s=deadline_s)
+
+
+def _rivals(random: Random, shape: Shape) -> list[Behaviour]:
+    """One aborts or leaves; at about that moment another asks under the same label."""
+    first = replace(_behaviour(random, shape, ("rival",)), vanishes=False, stops_reading_for=0.0)
+    request = replace(first.request, request_id="rival", max_tokens=random.choice((16, 60)))
+    gone_after = random.uniform(0.0, 0.5)
+    by_abort = random.random() < 0.7
+    first = replace(
+        first,
+        request=request,
+        leaves_after=None if by_abort else gone_after,
+        aborts_after=gone_after if by_abort else None,
+    )
+    prompt_ids = request.prompt_ids if random.random() < 0.3 else _prompt(random, vocabulary())
+    second = replace(
+        first,
+        at=first.at + gone_after + random.uniform(-0.01, 0.1),
+        request=replace(request, prompt_ids=prompt_ids),
+        leaves_after=None,
+        aborts_after=None,
+    )
+    return [first, second]
 
 
 def _moment(random: Random) -> float:
@@ -174,12 +212,11 @@ def _fault(random: Random, shape: Shape) -> Fault:
     at = random.uniform(*TROUBLE_S)
     process = random.choice(shape.services)
     lasts_s = random.choice((0.0, 0.3, 1.5, 4.0)) * (0.5 + random.random())
-    kinds = ("kill",) * 4 + ("pause",) * 3 + ("drain", "kill silently", "slow down", "cut", "cut", "block", "block")
-    kind = random.choice((*kinds, "unary trouble", "stream trouble"))
+    kind = random.choice(KINDS)
     other, strength = "", 0.0
     match kind:
         case "cut" | "block":
-            other = random.choice([name for name in shape.services if name != process])
+            process, other = (random.choice(shape.names(service)) for service in random.choice(NEIGHBOURS))
         case "slow down":
             strength = random.choice((0.05, 0.5))
         case "unary trouble":

@@ -65,6 +65,7 @@ class Behaviour:
     third event. `deadline_s`: of the call itself.
     """
 
+    name: str = ""
     at: float
     door: str
     request: Request

@@ -31,6 +31,7 @@ class Result:
     """What a run came to. `violation`: the promise that was broken; None: none was."""
 
     plan: Plan
+    callers: Sequence[Caller]
     violation: str | None
     counts: Counter[str]
     story: Sequence[str]
@@ -63,7 +64,7 @@ class Run:
             if lost := process.lost_errors():
                 raise Violation(f"{process.name}: nobody asked what became of {lost}")
         for caller in self.callers:
-            why = unexcused(caller, self.plan)
+            why = unexcused(caller, self.callers, self.plan)
             if why:
                 raise Violation(f"{caller.name}: {why}")
 
@@ -78,9 +79,8 @@ class Run:
         return [*self.deployment.services.values(), *self.callers]
 
     def _add_caller(self, behaviour: Behaviour) -> Caller:
-        caller = Caller(
-            self.world, self.network, f"caller-{len(self.callers) + 1}", behaviour, echo=self.plan.shape.echo
-        )
+        name = behaviour.name or f"caller-{len(self.callers) + 1}"
+        caller = Caller(self.world, self.network, name, behaviour, echo=self.plan.shape.echo)
         self.callers.append(caller)
         self.world.at(behaviour.at, caller.begin)
         return caller
@@ -191,7 +191,7 @@ def run(plan: Plan, *, tells: bool = False) -> Result:
             under_way.end()
             gc.enable()
     world = under_way.world
-    return Result(plan, violation, world.counts, world.story, world.now)
+    return Result(plan, under_way.callers, violation, world.counts, world.story, world.now)
 
 
 class _Story(logging.Handler):

@@ -15,6 +15,9 @@ from tests.simulation.loop import ProcessLoop
 from tests.simulation.network import Network, Wire
 from tests.simulation.shown import shown
 
+NOT_TOLD = ("batch { }", "load {")
+"""Heartbeats, and what is as good as one."""
+
 
 class SimServer:
     """One port of one process."""
@@ -184,7 +187,7 @@ class ServerCall:
 
     def _send(self, response: Any) -> None:
         world, data = self._network.world, self._serialize(response)
-        if world.tells and data:
-            world.tell(self._loop.name, f"⇒ {self._wire.caller.name} {self._wire.client.method} {shown(response)}")
+        if world.tells and not (words := shown(response)).startswith(NOT_TOLD):
+            world.tell(self._loop.name, f"⇒ {self._wire.caller.name} {self._wire.client.method} {words}")
         if not self._wire.client.answer_is_lost:
             self._wire.to_client(partial(ClientCall.message, data=data))

@@ -33,6 +33,7 @@ from services.text.vocabulary import load_vocabulary
 from services.tokenizer.encoder import Encoder
 from tests.simulation.channel import SimChannel
 from tests.simulation.loop import ProcessLoop
+from tests.simulation.probes import probes
 from tests.simulation.process import Process
 from tests.simulation.server import SimServer
 
@@ -108,7 +109,7 @@ class NoCollector:
 def substituted() -> Iterator[None]:
     """Meanwhile, processes that are started in a `ProcessLoop` live in its world."""
     with ExitStack() as stack:
-        for target, name, value in _SUBSTITUTES:
+        for target, name, value in (*_SUBSTITUTES, *probes()):
             stack.enter_context(patch.object(target, name, value))
         yield
 

@@ -64,7 +64,7 @@ class World:
 
     def tell(self, who: str, what: str) -> None:
         """One line of the story. Ask `tells` first where making the line costs."""
-        if self.tells:
+        if self.tells and not self.over:
             self.story.append(f"{self.now:9.4f}  {who:<12} {what}")
 
     def count(self, what: str) -> None:
