@@ -13,6 +13,9 @@ DEADLINE_SLACK_S = 0.5
 """We end a little before a call's own deadline."""
 
 
+STRIKES = ("kill", "kill silently", "pause", "drain")
+
+
 def unexcused(caller: Caller, callers: Sequence[Caller], plan: Plan) -> str:
     """What happened to one of the callers without a cause; empty when all is well."""
     outcome, behaviour = caller.outcome, caller.behaviour
@@ -25,7 +28,7 @@ def unexcused(caller: Caller, callers: Sequence[Caller], plan: Plan) -> str:
         case "refused":
             return "" if _may_be_refused(outcome.code, behaviour, plan) else f"{shown}, for no reason"
         case "cut":
-            excused = bool(plan.faults or behaviour.deadline_s or behaviour.stops_reading_for)
+            excused = behaviour.deadline_s or behaviour.stops_reading_for or _may_be_cut(behaviour.door, plan)
             return "" if excused else f"{shown}, for no reason"
         case "lost":
             return "" if _may_be_lost(outcome.code, behaviour, plan) else f"{shown}, for no reason"
@@ -48,7 +51,7 @@ def _unexcused_finish(finish: Finish, caller: Caller, callers: Sequence[Caller],
             return f"DEADLINE after {took_s:.2f} s" if early else ""
         case FinishReason.ERROR:
             assert finish.error is not None
-            excused = finish.error.code is ErrorCode.ENGINE_LOST and bool(plan.faults)
+            excused = finish.error.code is ErrorCode.ENGINE_LOST and bool(_hit(plan, "scheduler") or _weather(plan))
             return "" if excused else f"{finish.error}, for no reason"
 
 
@@ -69,6 +72,26 @@ def _may_be_refused(code: str, behaviour: Behaviour, plan: Plan) -> bool:
             return bool(plan.faults or behaviour.deadline_s or behaviour.request.timeout_s)
         case _:
             return False
+
+
+def _may_be_cut(door: str, plan: Plan) -> bool:
+    """A stream outlives everything but its door, the way there, and all who know of it."""
+    service, doorkeeper = door.partition("-")[0], door.partition(":")[0]
+    if doorkeeper in _hit(plan, service) or _weather(plan):
+        return True
+    lost = len(_hit(plan, "tokenizer"))
+    return service == "gateway" and (lost == plan.shape.tokenizers or bool(lost and _hit(plan, "scheduler")))
+
+
+def _hit(plan: Plan, service: str) -> set[str]:
+    """Which processes of a service were killed, paused or drained."""
+    hit = {fault.process for fault in plan.faults if fault.kind in STRIKES}
+    return {process for process in hit if process.startswith(service)}
+
+
+def _weather(plan: Plan) -> bool:
+    """Whether the network had any trouble."""
+    return any(fault.kind not in STRIKES for fault in plan.faults)
 
 
 def _may_be_lost(code: str, behaviour: Behaviour, plan: Plan) -> bool:

@@ -173,7 +173,8 @@ class Network:
     def open(self, wire: Wire, address: str, *, streams: bool) -> None:
         """Knocks at an address for a new call."""
         self._wires[wire] = None
-        knock = partial(self._knock, wire, address)
+        # A connection goes to one incarnation: what is on its way to a dead one never arrives at the next.
+        knock = partial(self._knock, wire, address, self.servers.get(address))
         world = self.world
         if streams:
             if self.stream_trouble_s is not None:
@@ -201,9 +202,11 @@ class Network:
             self.world.count("stream cut")
             wire.break_off("connection reset by peer")
 
-    def _knock(self, wire: Wire, address: str) -> None:
+    def _knock(self, wire: Wire, address: str, meant: SimServer | None) -> None:
         server = self.servers.get(address)
-        if server is not None:
+        if meant is not None and meant is not server:
+            wire.break_off("connection reset by peer")
+        elif server is not None:
             wire.callee = server.loop
             server.loop.deliver(server.accept, wire)
         elif wire.host in self.dark:

@@ -117,7 +117,7 @@ def _shape(random: Random) -> Shape:
     return Shape(
         schedulers=random.choice((1, 1, 2, 3)),
         detokenizers=random.choice((1, 2)),
-        tokenizers=random.choice((1, 1, 2)),
+        tokenizers=random.choice((1, 2, 2)),
         gateways=random.choice((1, 1, 2)),
         echo=random.random() < 0.3,
         step_s=random.choice((0.01, 0.03, 0.08)),

@@ -9,7 +9,7 @@ from tests.simulation.report import failure_report
 from tests.simulation.substitutes import substituted
 
 SEEDS = 300
-CHUNK = 50
+CHUNK = 25
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
