@@ -29,12 +29,16 @@ from services.tokenizer.gateway_streams import Gateway, GatewayStream
 
 @dataclass(frozen=True)
 class Bug:
-    """A bug, as what it does wrong; `owner.name` is replaced by what `spoil` makes of the right one."""
+    """A bug, as what it does wrong; `owner.name` is replaced by what `spoil` makes of the right one.
+
+    `found_by`: a seed that is known to find it.
+    """
 
     what: str
     owner: Any
     name: str
     spoil: Callable[[Any], Any]
+    found_by: int = 0
 
     @contextmanager
     def planted(self) -> Iterator[None]:

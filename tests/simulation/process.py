@@ -79,8 +79,8 @@ class Process:
             self.loop.resume()
 
     def lost_errors(self) -> list[str]:
-        """What tasks of all its incarnations died of without anybody asking."""
-        return [error for loop in (*self.graves, self.loop) for error in loop.lost_errors()]
+        """What tasks died of without anybody asking. Of a dead incarnation nobody knows who would have asked."""
+        return self.loop.lost_errors() if self.alive else []
 
     def bury(self) -> None:
         """After the run."""
