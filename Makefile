@@ -145,9 +145,10 @@ format: setup $(BUF_READY) ## write ruff's and buf's format, and ruff's safe fix
 	@$(PY) -m ruff format .
 	@$(BUF) format --write proto
 
-reference: setup proto ## write what documentation is drawn from the code: docs/metrics.md, docs/lifecycles.md
+reference: setup proto ## write what is drawn from the code: docs/metrics.md, docs/lifecycles.md, Grafana's dashboards
 	@$(PY) -m deploy.metrics_table > docs/metrics.md
 	@$(PY) -m deploy.lifecycles > docs/lifecycles.md
+	@$(PY) -m deploy.dashboards
 
 bench: setup proto kernels ## what the return path costs: CPU per token, tokens/s, added latency; table and build/bench/return-path.json
 	@$(PY) -m bench.return_path $(BENCH_ARGS)

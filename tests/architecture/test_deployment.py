@@ -72,8 +72,9 @@ def test_a_container_calls_its_peers_by_name_and_by_the_port_they_serve(service:
             assert getattr(config, field.name) == (f"{peer}:{config_in_compose(peer).port}",)
 
 
-def test_only_the_gateway_and_prometheus_are_published() -> None:
-    assert {name for name, service in compose_services().items() if "ports" in service} == {"gateway", "prometheus"}
+def test_only_the_gateway_and_what_shows_metrics_are_published() -> None:
+    published = {name for name, service in compose_services().items() if "ports" in service}
+    assert published == {"gateway", "prometheus", "grafana"}
 
 
 def test_prometheus_scrapes_the_metrics_port_of_every_service() -> None:

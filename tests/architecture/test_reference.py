@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from deploy import lifecycles, metrics_table
+from deploy import dashboards, lifecycles, metrics_table
 from tests.architecture.source import text_of
 
 
@@ -14,6 +14,11 @@ def test_the_table_of_metrics_is_current() -> None:
 
 def test_the_pictures_of_lifecycles_are_current() -> None:
     assert text_of(Path("docs/lifecycles.md")) == lifecycles.document(), "run `make reference`"
+
+
+def test_grafanas_dashboards_are_current() -> None:
+    written = {path.name: path.read_text() for path in dashboards.FOLDER.glob("*.json")}
+    assert written == dict(dashboards.files()), "run `make reference`"
 
 
 def test_every_transition_is_in_a_picture() -> None:
