@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from services.protocol.outbox import Outbox
 from services.protocol.sender import MAX_BATCH_BYTES, Sender
-from services.runtime.error_tree import AlreadyExists, InvalidRequest, PreconditionFailed, Superseded, Unavailable
+from services.runtime.error_tree import AlreadyExists, InvalidRequest, Superseded, Unavailable
 from services.tokenizer.columns import NO_OFFSETS, EventColumns, Offsets, StreamCursor
 from services.tokenizer.entry import Entry
 
@@ -184,10 +184,10 @@ class Gateways:
         return iter(self._gateways.values())
 
     def get(self, epoch: int) -> Gateway:
-        """A gateway that has opened its event stream. Raises PreconditionFailed."""
+        """A gateway that has opened its event stream. Raises Unavailable: one that has just been lost opens it again."""
         gateway = self._gateways.get(epoch)
         if gateway is None:
-            raise PreconditionFailed("this gateway has no StreamEvents call here; open it first")
+            raise Unavailable("this gateway has no StreamEvents call here; open it first", reason="NO_EVENT_STREAM")
         return gateway
 
     def connect(self, epoch: int) -> GatewayCall:

@@ -58,7 +58,7 @@ def _unexcused_finish(finish: Finish, caller: Caller, callers: Sequence[Caller],
 def _may_be_refused(code: str, behaviour: Behaviour, plan: Plan) -> bool:
     labelled = bool(behaviour.request.request_id)
     match code:
-        case "UNAVAILABLE" | "CANCELLED" | "FAILED_PRECONDITION":
+        case "UNAVAILABLE" | "CANCELLED":
             return bool(plan.faults)
         case "RESOURCE_EXHAUSTED":
             return plan.shape.max_waiting < 8 or plan.shape.max_open < 8

@@ -139,7 +139,7 @@ async def test_a_gateway_that_stays_away_longer_than_the_grace_has_left(tiny_mod
 async def test_a_gateway_without_an_event_stream_is_refused(system: System) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await Gateway(system.tokenizer, epoch=12345).open(1)
-    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     assert system.engine.submits == []
 
 

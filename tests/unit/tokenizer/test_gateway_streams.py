@@ -4,7 +4,7 @@ import pytest
 
 from services.protocol.events import TokenInfo, TopLogprob
 from services.protocol.sender import MAX_BATCH_BYTES
-from services.runtime.error_tree import AlreadyExists, InvalidRequest, PreconditionFailed, Superseded, Unavailable
+from services.runtime.error_tree import AlreadyExists, InvalidRequest, Superseded, Unavailable
 from services.tokenizer.columns import EventColumns
 from services.tokenizer.entry import Entry
 from services.tokenizer.gateway_streams import MAX_BURIED, GatewayCall, Gateways, Readiness
@@ -42,7 +42,7 @@ async def book() -> Book:
 
 
 async def test_a_gateway_is_known_from_its_first_call_until_its_grace_is_over(book: Book) -> None:
-    with pytest.raises(PreconditionFailed):
+    with pytest.raises(Unavailable):
         book.gateways.get(1)
     call = book.connect(1)
     entry = book.entry("a")
@@ -54,7 +54,7 @@ async def test_a_gateway_is_known_from_its_first_call_until_its_grace_is_over(bo
     book.gateways.expire(130.0)
     assert book.ended == [(entry, False)]
     assert entry.readers == []
-    with pytest.raises(PreconditionFailed):
+    with pytest.raises(Unavailable):
         book.gateways.get(1)
 
 
