@@ -76,7 +76,7 @@ async def _answer(client: Client, conversation: Conversation, options: Options, 
     except StreamCut as cut:
         print(f" [{cut}]")
     except ClientError as error:
-        print(in_plain_words(error, client.address))
+        print(in_plain_words(error, client.addresses[0]))
         return
     if pieces:
         conversation.keep(question, "".join(pieces))

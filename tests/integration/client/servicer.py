@@ -15,8 +15,13 @@ Context = grpc.aio.ServicerContext[Any, Any]
 Pb = generation_pb2.GenerationEvent
 
 
-def started(request_id: str = "r-1") -> Pb:
-    return Pb(started=generation_pb2.Started(request_id=request_id, model="fake", prompt_tokens=3, seed=7))
+def started(request_id: str = "r-1", resume_token: bytes = b"") -> Pb:
+    """Without a token the request can't be resumed."""
+    return Pb(
+        started=generation_pb2.Started(
+            request_id=request_id, resume_token=resume_token, model="fake", prompt_tokens=3, seed=7
+        )
+    )
 
 
 def delta(text: str, ids: Sequence[int], tokens_after: int, text_after: int, choice: int = 0) -> Pb:
@@ -41,12 +46,18 @@ WHOLE = [started(), delta("hé", [1], 1, 2), delta("🙂", [2, 3], 3, 3), finish
 
 
 class ScriptedServer(generation_pb2_grpc.GenerationServiceServicer):
-    """Sends `script`; then ends with `status`, or, when `hangs`, waits for its caller to leave."""
+    """Sends `script`; then ends with `status`, or, when `hangs`, waits for its caller to leave.
+
+    Each Resume gets the next of `resumes`: events, or a status to be refused with; without one it is NOT_FOUND.
+    """
 
     def __init__(self) -> None:
         self.script: Sequence[Pb] = WHOLE
         self.status: tuple[grpc.StatusCode, str, Any] | None = None
         self.hangs = False
+        self.resumes: list[Sequence[Pb] | tuple[grpc.StatusCode, str, Any]] = []
+        self.resume_requests: list[generation_pb2.ResumeRequest] = []
+        self.keys: list[str] = []
         self.called = asyncio.Event()
         self.caller_left = asyncio.Event()
         self.requests: list[generation_pb2.GenerateRequest | generation_pb2.ChatRequest] = []
@@ -61,8 +72,16 @@ class ScriptedServer(generation_pb2_grpc.GenerationServiceServicer):
             yield event
 
     async def Resume(self, request: generation_pb2.ResumeRequest, context: Context) -> AsyncIterator[Pb]:
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "not in the script")
-        yield Pb()
+        self.resume_requests.append(request)
+        self._note_key(context)
+        scripted = self.resumes.pop(0) if self.resumes else (grpc.StatusCode.NOT_FOUND, "not in the script", ())
+        if isinstance(scripted, tuple):
+            await context.abort(*scripted)
+            raise AssertionError
+        for event in scripted:
+            yield event
+        if scripted[-1].WhichOneof("event") != "completed":
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "cut again")
 
     async def Abort(self, request: generation_pb2.AbortRequest, context: Context) -> generation_pb2.AbortResponse:
         known = request.request_id == "r-1"
@@ -93,6 +112,7 @@ class ScriptedServer(generation_pb2_grpc.GenerationServiceServicer):
         self, request: generation_pb2.GenerateRequest | generation_pb2.ChatRequest, context: Context
     ) -> AsyncIterator[Pb]:
         self.requests.append(request)
+        self._note_key(context)
         # A generator that is cancelled while gRPC sends what it yielded never hears of it: the call itself tells.
         context.add_done_callback(lambda _: self.caller_left.set())
         self.called.set()
@@ -102,6 +122,9 @@ class ScriptedServer(generation_pb2_grpc.GenerationServiceServicer):
             await asyncio.Event().wait()
         if self.status is not None:
             await context.abort(*self.status)
+
+    def _note_key(self, context: Context) -> None:
+        self.keys += [str(value) for key, value in context.invocation_metadata() or () if key == "authorization"]
 
 
 @asynccontextmanager

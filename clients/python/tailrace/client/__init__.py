@@ -28,6 +28,7 @@ from tailrace.client.events import (
     TopLogprob,
     Usage,
 )
+from tailrace.client.handle import Handle
 from tailrace.client.options import Message, Options
 from tailrace.client.stream import Stream
 
@@ -43,6 +44,7 @@ __all__ = [
     "Event",
     "Finish",
     "FinishReason",
+    "Handle",
     "InvalidRequest",
     "LawBroken",
     "Message",

@@ -61,7 +61,10 @@ class Unreachable(ClientError):
 
 
 class StreamCut(ClientError):
-    """The stream ended without Completed: what came so far is the answer's beginning, never the answer."""
+    """The stream ended without Completed, and could not be taken up again.
+
+    What came so far is the answer's beginning, never the answer.
+    """
 
 
 class LawBroken(ClientError):

@@ -41,6 +41,9 @@ class Options(TypedDict, total=False):
     n: int
     timeout_s: float
     whole: bool
+    detach: bool
+    detach_ttl_s: float
+    retain_s: float
 
 
 _SECTION_OF = {
@@ -53,6 +56,7 @@ _SECTION_OF = {
     )
     for field in message.DESCRIPTOR.fields
 }
+_MILLISECONDS = {"detach_ttl_s": "detach_ttl_ms", "retain_s": "retain_ms"}
 _KNOWN = frozenset(Options.__annotations__)
 
 
@@ -100,6 +104,11 @@ def _put_option(options: generation_pb2.GenerationOptions, name: str, value: Any
         _put(getattr(options, section), name, value, f"options.{section}.{name}")
     elif name == "timeout_s":
         _put(options, "timeout_ms", max(1, round(value * 1000)), "options.timeout_ms")
+    elif name in _MILLISECONDS:
+        field = _MILLISECONDS[name]
+        _put(options, field, round(value * 1000), f"options.{field}")
+    elif name == "detach":
+        options.on_disconnect = generation_pb2.ON_DISCONNECT_DETACH if value else generation_pb2.ON_DISCONNECT_ABORT
     elif name == "whole":
         options.delivery = generation_pb2.DELIVERY_WHOLE if value else generation_pb2.DELIVERY_STREAM
     else:

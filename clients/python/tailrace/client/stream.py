@@ -1,17 +1,20 @@
-"""An answer on its way: events as they come, checked against the stream's law."""
+"""An answer on its way: events as they come, checked against the stream's law, over as many connections as it takes."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import grpc.aio
 
-from tailrace.client.errors import StreamCut
+from tailrace.client.errors import ClientError, StreamCut, Unreachable
 from tailrace.client.events import Answer, Choice, Completed, Delta, Event, Finish, Started, TokenInfo
+from tailrace.client.handle import Handle
 from tailrace.client.law import StreamLaw
+from tailrace.client.patience import Patience
+from tailrace.client.servers import Servers
 from tailrace.client.wire import read_error, read_event
 from tailrace.v1 import generation_pb2
 
@@ -24,17 +27,24 @@ class Call(AsyncIterable[generation_pb2.GenerationEvent], Protocol):
         ...
 
 
+Start = Callable[[Any], Call]
+"""Begins the stream on one server's stub."""
+
+
 class Stream:
     """One request's answer. Iterate it once; leaving the loop, or `async with`, cancels what is left.
 
-    Raises a Refused or Unreachable when the request is not accepted, StreamCut when the rest can't be had.
+    A stream that is cut is taken up again where it stood, by itself. Raises a Refused or Unreachable when the request
+    is not accepted, StreamCut when the rest can't be had.
     """
 
-    def __init__(self, start: Callable[[], Call], n: int) -> None:
+    def __init__(self, servers: Servers, start: Start, law: StreamLaw, *, resume_for_s: float) -> None:
+        self._servers = servers
         self._start = start
-        self._n = n
+        self._law = law
+        self._resume_for_s = resume_for_s
         self._call: Call | None = None
-        self._cancelled = False
+        self._cancelled = asyncio.Event()
 
     def __aiter__(self) -> AsyncIterator[Event]:
         return self._events()
@@ -47,15 +57,23 @@ class Stream:
     ) -> None:
         self.cancel()
 
+    @property
+    def handle(self) -> Handle | None:
+        """What `Client.resume` needs to go on after the last event that was read; None before Started."""
+        return self._law.handle
+
     def cancel(self) -> None:
-        """Stops the request, whoever reads it gets StreamCut. Harmless after the end."""
-        self._cancelled = True
+        """Leaves the request, which stops it unless it was to be detached; whoever reads gets StreamCut.
+
+        Harmless after the end.
+        """
+        self._cancelled.set()
         if self._call is not None:
             self._call.cancel()
 
     async def whole(self) -> Answer:
-        """The joined answer."""
-        return join([event async for event in self], self._n)
+        """The joined answer; of a resumed stream, the rest of it."""
+        return join([event async for event in self], len(self._law.offsets))
 
     async def text(self) -> str:
         """The text of the only (or first) choice."""
@@ -68,27 +86,59 @@ class Stream:
     async def _events(self) -> AsyncIterator[Event]:
         if self._call is not None:
             raise RuntimeError("a stream can be read once")
-        self._call = call = self._start()
-        law = StreamLaw(self._n)
+        patience, start = Patience(self._resume_for_s), self._start
+        while True:
+            stub = self._servers.stub
+            self._call = call = start(stub)
+            try:
+                async for event in self._read(call):
+                    patience.restore()
+                    yield event
+                self._law.check_end()
+                return
+            except StreamCut as cut:
+                cause: ClientError = cut
+            except grpc.aio.AioRpcError as error:
+                cause = read_error(error)
+            finally:
+                call.cancel()
+            if isinstance(cause, Unreachable | StreamCut):
+                self._servers.turn_from(stub)
+            handle = await self._until_next_try(cause, patience)
+            self._law.cut()
+            start = _resuming(handle, self._servers)
+
+    async def _read(self, call: Call) -> AsyncIterator[Event]:
+        """The events of one connection that are new to the reader."""
         try:
             async for pb in call:
                 event = read_event(pb)
-                if event is not None:
-                    law.check(event)
+                if event is not None and self._law.check(event):
                     yield event
-        except grpc.aio.AioRpcError as error:
-            cause = read_error(error)
-            if law.started:
-                raise StreamCut(f"the stream was cut: {cause}") from cause
-            raise cause from error
         except asyncio.CancelledError:
             # gRPC raises the same for a cancelled call as asyncio does for a cancelled task.
-            if self._cancelled and not _task_is_cancelled():
+            if self._cancelled.is_set() and not _task_is_cancelled():
                 raise StreamCut("the stream was cancelled by its reader") from None
             raise
-        finally:
-            call.cancel()
-        law.check_end()
+
+    async def _until_next_try(self, cause: ClientError, patience: Patience) -> Handle:
+        """Returns when it is time to take the stream up again. Raises what ended it where that is of no use."""
+        handle = self._law.handle
+        if handle is None:
+            raise cause
+        pause_s = patience.pause_s(cause) if handle.resume_token and not self._cancelled.is_set() else None
+        if pause_s is None:
+            raise cause if isinstance(cause, StreamCut) else StreamCut(f"the stream was cut: {cause}") from cause
+        try:
+            async with asyncio.timeout(pause_s):
+                await self._cancelled.wait()
+        except TimeoutError:
+            return handle
+        raise StreamCut("the stream was cancelled by its reader")
+
+
+def _resuming(handle: Handle, servers: Servers) -> Start:
+    return lambda stub: stub.Resume(handle.request(), metadata=servers.metadata)
 
 
 def _task_is_cancelled() -> bool:

@@ -17,6 +17,7 @@ from typing import Any, Self, TypeVar, Unpack
 
 from tailrace.client.client import Client as AsyncClient
 from tailrace.client.events import AbortOutcome, Answer, Event, Model, Tokens
+from tailrace.client.handle import Handle
 from tailrace.client.options import Message, Options
 from tailrace.client.stream import Stream as AsyncStream
 
@@ -26,9 +27,13 @@ T = TypeVar("T")
 class Client:
     """`tailrace.client.Client`, blocking; may be used from several threads."""
 
-    def __init__(self, address: str, *, timeout_s: float = 10.0) -> None:
+    def __init__(
+        self, *addresses: str, api_key: str | None = None, timeout_s: float = 10.0, resume_for_s: float = 30.0
+    ) -> None:
         self._loop = _LoopThread()
-        self._client = self._loop.run(_make(address, timeout_s))
+        self._client = self._loop.run(
+            _make(*addresses, api_key=api_key, timeout_s=timeout_s, resume_for_s=resume_for_s)
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -50,6 +55,10 @@ class Client:
     def chat(self, messages: Iterable[Message], **options: Unpack[Options]) -> Stream:
         """The next turn of a conversation."""
         return Stream(self._loop, self._client.chat(messages, **options))
+
+    def resume(self, handle: Handle) -> Stream:
+        """The rest of an answer after a stream's `handle`."""
+        return Stream(self._loop, self._client.resume(handle))
 
     def abort(self, request_id: str, *, wait_until_released: bool = False) -> AbortOutcome:
         """Stops a request by its id."""
@@ -83,8 +92,13 @@ class Stream:
         finally:
             self.cancel()
 
+    @property
+    def handle(self) -> Handle | None:
+        """What `Client.resume` needs to go on after the last event that was read; None before Started."""
+        return self._stream.handle
+
     def cancel(self) -> None:
-        """Stops the request; harmless after its end."""
+        """Leaves the request; harmless after its end."""
         self._loop.call(self._stream.cancel)
 
     def whole(self) -> Answer:
@@ -125,8 +139,8 @@ class _LoopThread:
         self._loop.close()
 
 
-async def _make(address: str, timeout_s: float) -> AsyncClient:
-    return AsyncClient(address, timeout_s=timeout_s)  # a channel must be made inside its loop
+async def _make(*addresses: str, **settings: Any) -> AsyncClient:
+    return AsyncClient(*addresses, **settings)  # a channel must be made inside its loop
 
 
 async def _next(events: Any) -> Event | None:
