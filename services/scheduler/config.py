@@ -30,6 +30,7 @@ class SchedulerConfig(ProcessConfig):
     weights_format: WeightsFormatName = option("auto", help="engine cpu: int8, fp32 (exact, slower), or auto: int8")
     dtype: DtypeName = option("auto", help="engine torch: fp32, bf16, fp16, or auto: fp32 on CPU, bf16 on GPU")
     device: str = option("auto", help="auto, cpu or cuda[:n]")
+    deterministic: bool = option(False, help="an answer depends bit for bit on its request alone; slower with torch")
     threads: int | None = option(None, help="CPU threads to compute with; none: one per core")
 
     context_length: int | None = option(None, help="longest sequence, tokens; none: the model's own")

@@ -123,6 +123,7 @@ def _load_cpu(config: SchedulerConfig, card: ModelCard | None) -> LoadedEngine:
                 kv_memory_bytes=config.kv_memory_bytes,
                 block_size=config.block_size,
                 threads=config.threads,
+                deterministic=config.deterministic,
             )
         )
     except LibraryMissing as error:
@@ -147,6 +148,7 @@ def _load_torch(config: SchedulerConfig, card: ModelCard | None) -> LoadedEngine
             kv_memory_bytes=config.kv_memory_bytes,
             block_size=config.block_size,
             threads=config.threads,
+            deterministic=config.deterministic,
         )
     )
     return LoadedEngine(engine, card, {"engine": "torch", **asdict(engine.report)})

@@ -25,13 +25,14 @@ class CpuEngineConfig(CacheSettings):
     """`weights_format` is "auto" (int8), "int8" or "fp32"; keys and values are kept in the same.
 
     `threads` is the number of cores that this process may use when None; `kernels` the fastest instruction set here
-    when empty.
+    when empty. The library's own results never depend on a row's neighbours; `deterministic` asks the same of the draw.
     """
 
     model: Path
     weights_format: str = "auto"
     threads: int | None = None
     kernels: str = ""
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -155,7 +156,8 @@ def load_cpu_engine(config: CpuEngineConfig) -> CpuEngine:
         kv_tokens=blocks * config.block_size,
         kv_bytes=blocks * _block_bytes(config, model_config),
     )
-    return CpuEngine(model, Sampler(model_config.vocab_size, torch.device("cpu")), info, report)
+    sampler = Sampler(model_config.vocab_size, torch.device("cpu"), row_by_row=config.deterministic)
+    return CpuEngine(model, sampler, info, report)
 
 
 def _block_bytes(config: CpuEngineConfig, model: ModelConfig) -> int:

@@ -22,13 +22,14 @@ class TorchEngineConfig(CacheSettings):
 
     "auto" is bf16 on a GPU, and fp32 on a CPU: without 16-bit arithmetic, which few have, bf16 is far slower there, and
     the rounding of 16 bits lets an answer depend on what else is in the batch.
-    `threads` is PyTorch's own choice when None.
+    `threads` is PyTorch's own choice when None. `deterministic`: a row's result never depends on what else is computed.
     """
 
     model: Path
     device: str = "auto"
     dtype: str = "auto"
     threads: int | None = None
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -97,7 +97,7 @@ def load_engine(config: TorchEngineConfig, *, ops: Ops | None = None) -> TorchEn
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     device = choose_device(config.device)
-    chosen = ops or choose_ops(device)
+    chosen = ops or choose_ops(device, deterministic=config.deterministic)
     dtype = choose_dtype(config.dtype, device)
     model = load_model(config.model, chosen, dtype=dtype, device=device)
     shape = model.config
@@ -105,7 +105,8 @@ def load_engine(config: TorchEngineConfig, *, ops: Ops | None = None) -> TorchEn
     blocks = choose_blocks(config, shape, dtype, device)
     cache = KvCache(shape, blocks=blocks, block_size=config.block_size, dtype=dtype, device=device)
     info = _info(config, shape, context, blocks)
-    return TorchEngine(model, cache, Sampler(shape.vocab_size, device), chosen, info)
+    sampler = Sampler(shape.vocab_size, device, row_by_row=config.deterministic)
+    return TorchEngine(model, cache, sampler, chosen, info)
 
 
 def _info(config: TorchEngineConfig, shape: Described, context: int, blocks: int) -> EngineInfo:

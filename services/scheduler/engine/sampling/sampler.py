@@ -39,9 +39,14 @@ class _Sequence:
 
 
 class Sampler:
-    """Draws for whole batches; what it keeps per sequence are the options and, for penalties, token counts."""
+    """Draws for whole batches; what it keeps per sequence are the options and, for penalties, token counts.
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
+    With `row_by_row` a row's sums are taken in the same order whatever is beside it: PyTorch splits those of a lone row
+    among its threads, and those of several rows not.
+    """
+
+    def __init__(self, vocab_size: int, device: torch.device, *, row_by_row: bool = False) -> None:
+        self._row_by_row = row_by_row
         self._vocab_size = vocab_size
         self._device = device
         self._sequences: dict[SequenceKey, _Sequence] = {}
@@ -63,6 +68,8 @@ class Sampler:
         """
         if not slices:
             return []
+        if self._row_by_row and len(slices) > 1:
+            return [self.sample(logits[row : row + 1], [s])[0] for row, s in enumerate(slices)]
         sequences = [self._sequences[s.key] for s in slices]
         sound = logits.amax(1).isfinite()
         raw = _raw_logprobs(logits, sequences)
