@@ -153,7 +153,7 @@ class RemoteRequests:
             async with asyncio.timeout(timeout_s):
                 for link in [link for link in links if link.ready]:
                     try:
-                        return await self._open_at(link, request, tenant, deadline_s)
+                        return await self._open_at(link, request, tenant, deadline_s, named=named)
                     except Unavailable as error:
                         refusal = error
         except TimeoutError:
@@ -161,7 +161,7 @@ class RemoteRequests:
         raise refusal or self._router.none_ready()
 
     async def _open_at(
-        self, link: TokenizerLink, request: OpenPb, tenant: str, deadline_s: float | None
+        self, link: TokenizerLink, request: OpenPb, tenant: str, deadline_s: float | None, *, named: bool
     ) -> RemoteAnswer:
         """A stream of its own for each try: the one before may have had output, of another run."""
         wakeup = Wakeup()
@@ -175,6 +175,7 @@ class RemoteRequests:
         )
         place = Place(link, self._answers.next_number())
         pb = self._open_request(place.stream_id, request, tenant, deadline_s)
+        pb.fresh_id = not named
         await link.open(place.stream_id, stream, pb, timeout_s=OPEN_TIMEOUT_S)
         self._places.settle(stream, place)
         return self._answer(stream, wakeup)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from services.runtime.error_tree import InvalidRequest, Overloaded
 from services.scheduler.engine.api import EngineInfo
 from services.scheduler.policy import FIRST_COME, Policy
-from services.scheduler.submission import Submission
+from services.scheduler.submission import Route, Submission
 
 RETRY_S_MIN = 0.1
 RETRY_S_MAX = 30.0
@@ -127,33 +127,40 @@ def _check_choices(submission: Submission) -> None:
 
 
 class Tombstones:
-    """Ids of released attempts, each kept for a while; a Submit that was overtaken by its Release is known by them."""
+    """Ids of released attempts, each kept for a while; a Submit that was overtaken by its Release is known by them.
+
+    And whose each was, if it was anybody's: from whom it was claimed before must learn that, not that it is missing.
+    """
 
     def __init__(self, *, ttl_s: float, max_count: int) -> None:
         self._ttl_s = ttl_s
         self._max_count = max_count
-        self._buried_at: OrderedDict[int, float] = OrderedDict()
+        self._buried: OrderedDict[int, tuple[float, Route | None]] = OrderedDict()
 
     def __contains__(self, attempt_id: int) -> bool:
-        return attempt_id in self._buried_at
+        return attempt_id in self._buried
 
     def __len__(self) -> int:
-        return len(self._buried_at)
+        return len(self._buried)
 
-    def add(self, attempt_id: int, now: float) -> None:
+    def owner_of(self, attempt_id: int) -> Route | None:
+        """Whose a buried attempt was when it was released; None where it was never known, or is not buried."""
+        return self._buried[attempt_id][1] if attempt_id in self._buried else None
+
+    def add(self, attempt_id: int, now: float, owner: Route | None = None) -> None:
         """Buries an attempt, or, if it is buried already, starts its time anew."""
-        self._buried_at.pop(attempt_id, None)
-        self._buried_at[attempt_id] = now
-        if len(self._buried_at) > self._max_count:
-            self._buried_at.popitem(last=False)
+        _, earlier = self._buried.pop(attempt_id, (0.0, None))
+        self._buried[attempt_id] = now, owner or earlier
+        if len(self._buried) > self._max_count:
+            self._buried.popitem(last=False)
 
     def forget_old(self, now: float) -> None:
         """Drops those whose time is over."""
-        while self._buried_at:
-            attempt_id, buried_at = next(iter(self._buried_at.items()))
+        while self._buried:
+            attempt_id, (buried_at, _) = next(iter(self._buried.items()))
             if now - buried_at < self._ttl_s:
                 return
-            del self._buried_at[attempt_id]
+            del self._buried[attempt_id]
 
 
 class EndRate:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from services.scheduler.admission import Tombstones
 from services.scheduler.sequence import Attempt
 from services.scheduler.state import AttemptEvent, AttemptPhase, SequencePhase, next_attempt_phase
+from services.scheduler.submission import Route
 
 
 class Attempts:
@@ -23,6 +24,11 @@ class Attempts:
             return self.by_id[attempt_id].phase
         return AttemptPhase.RELEASED if attempt_id in self.tombstones else AttemptPhase.UNKNOWN
 
+    def owner_of(self, attempt_id: int) -> Route | None:
+        """Whose it is, or was when it was released; None for one that was never known."""
+        attempt = self.by_id.get(attempt_id)
+        return self.tombstones.owner_of(attempt_id) if attempt is None else attempt.owner
+
     def add(self, attempt: Attempt) -> None:
         """It was accepted."""
         self.by_id[attempt.submission.attempt_id] = attempt
@@ -33,7 +39,7 @@ class Attempts:
         attempt.move(AttemptEvent.RELEASE)
         del self.by_id[attempt.submission.attempt_id]
         self.held -= len(attempt.sequences)
-        self.tombstones.add(attempt.submission.attempt_id, now)
+        self.tombstones.add(attempt.submission.attempt_id, now, attempt.owner)
 
     def bury(self, attempt_id: int, event: AttemptEvent, now: float) -> None:
         """An unknown one must not begin any more."""

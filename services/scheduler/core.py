@@ -132,11 +132,10 @@ class SchedulerCore:
         return self._accept(open_attempt(submission, limit, self.info, self.limits.policy, self._keys, now), now)
 
     def stale(self, attempt_ids: Iterable[int], sender: Route | None) -> list[int]:
-        """Those that are held for another owner than `sender`, who may do nothing with them; None may do all."""
+        """Those that are, or were until their release, another owner's than `sender`'s; None may do all with any."""
         if sender is None:
             return []
-        held = (self.attempts.get(attempt_id) for attempt_id in attempt_ids)
-        return [a.submission.attempt_id for a in held if a is not None and a.owner != sender]
+        return [one for one in attempt_ids if self._attempts.owner_of(one) not in (None, sender)]
 
     def abort(
         self, attempt_ids: Iterable[int], reason: FinishReason, now: float, sender: Route | None = None
@@ -193,11 +192,12 @@ class SchedulerCore:
             for attempt in owned
             if attempt.number <= highest_attempt_number and attempt.submission.attempt_id not in live
         ]
-        missing = [attempt_id for attempt_id in live if attempt_id not in self.attempts]
+        stale = self.stale(live, owner)
+        missing = [attempt_id for attempt_id in live if attempt_id not in self.attempts and attempt_id not in stale]
         for attempt_id in missing:
             # It counts as lost from now on, so it must not begin either.
             self._attempts.bury(attempt_id, AttemptEvent.RELEASE, now)
-        reconciled = Reconciled(tuple(unwanted), tuple(missing), tuple(self.stale(live, owner)))
+        reconciled = Reconciled(tuple(unwanted), tuple(missing), tuple(stale))
         return reconciled, self.release(unwanted, now)
 
     def hold_lease(self, owner: Route) -> None:

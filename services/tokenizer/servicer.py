@@ -115,6 +115,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
                 add_reader=add_reader,
                 check=check,
                 fresh_id=request.fresh_id,
+                by_gateway=True,
             )
         except BaseException:
             for stream in added:

@@ -102,6 +102,7 @@ class Shell:
         add_reader: AddReader,
         check: Callable[[], object] = lambda: None,
         fresh_id: bool = False,
+        by_gateway: bool = False,
     ) -> Entry:
         """Accepts a request; `add_reader` is called once it is in the ledger, before anything of it can come.
 
@@ -116,9 +117,11 @@ class Shell:
         self._check_open()
         self._ledger.check_room(request)
         deadline = deadline_of(request, deadline_s, self._clock.now())
-        if request.request_id and not fresh_id and (left := await self._takeover.same(tenant, request)) is not None:
-            check()
-            return await self._attach(left, add_reader)
+        if request.request_id and not fresh_id:
+            left = await self._takeover.same(tenant, request, from_present=by_gateway)
+            if left is not None:
+                check()
+                return await self._attach(left, add_reader)
         ids = await self._prompt_ids(request)
         pinned = pin(request, ids, context_length=self.context_length, random_bits=secrets.randbits)
         check()

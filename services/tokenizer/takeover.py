@@ -63,10 +63,12 @@ class TakeOver:
         except NotFound:
             raise NotFound(what) from None
 
-    async def same(self, tenant: str, request: ValidRequest) -> Entry | None:
-        """A request with this id that a tokenizer left behind, claimed, if it has the same content.
+    async def same(self, tenant: str, request: ValidRequest, *, from_present: bool) -> Entry | None:
+        """A request with this id that another tokenizer has or left behind, claimed, if it has the same content.
 
-        Raises AlreadyExists for other content, and for one whose tokenizer is there: it is asked for there.
+        A gateway asks here only when it can't ask there, so it is claimed `from_present` owners too. Raises
+        AlreadyExists for other content, and for one whose owner is there otherwise: two direct callers would take it
+        from each other again and again.
         """
         try:
             async with asyncio.timeout(DUPLICATE_LOOK_S):
@@ -77,7 +79,7 @@ class TakeOver:
             return None
         if found[0].record.pinned.asked != request:
             raise AlreadyExists(f"request {request.request_id!r} with other content")
-        if found[0].owner_present:
+        if found[0].owner_present and not from_present:
             raise AlreadyExists(f"request {request.request_id!r} (at another tokenizer)")
         try:
             return await self._take(tenant, found[0])

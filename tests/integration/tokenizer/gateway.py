@@ -45,7 +45,9 @@ class Gateway:
         self._task.cancel()
         await asyncio.wait([self._task])
 
-    async def open(self, stream_id: int, *, deadline_in_ms: int = 0, **request: Any) -> tokenizer_pb2.OpenResponse:
+    async def open(
+        self, stream_id: int, *, deadline_in_ms: int = 0, fresh_id: bool = False, **request: Any
+    ) -> tokenizer_pb2.OpenResponse:
         """Opens a Generate on a stream of its own."""
         request.setdefault("text", "abc")
         return await self.stub.Open(
@@ -54,6 +56,7 @@ class Gateway:
                 stream_id=stream_id,
                 generate=generation_pb2.GenerateRequest(**request),
                 deadline_in_ms=deadline_in_ms,
+                fresh_id=fresh_id,
             )
         )
 

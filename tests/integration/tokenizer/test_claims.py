@@ -332,7 +332,9 @@ async def test_an_equal_request_after_the_death_is_the_same_run_and_before_it_on
         gateway = system.claimers[0].gateway
         started = await system.one(tokens=300)
         options = Options(stopping=common_pb2.StopConditions(max_tokens=300, ignore_eos=True))
-        assert isinstance(await refusal(gateway.open(1, request_id="x", options=options)), AlreadyExists)
+        asked = generation_pb2.GenerateRequest(request_id="x", text="abc", options=options)
+        elsewhere: Any = system.claimers[0].generation.Generate(asked)
+        assert isinstance(await refusal(elsewhere.read()), AlreadyExists)
         await system.victim.kill()
         await until(lambda: not system.core.find("", "x", 0.0).owner_present)
         assert isinstance(await refusal(gateway.open(1, request_id="x", options=Options(n=2))), AlreadyExists)
@@ -341,6 +343,22 @@ async def test_an_equal_request_after_the_death_is_the_same_run_and_before_it_on
         await gateway.completed(1)
         assert len(system.core.attempts) == 1
         await gateway.release(1)
+        await system.until_idle()
+
+
+async def test_an_equal_request_of_a_gateway_is_claimed_from_a_tokenizer_that_it_can_not_ask(tiny_model: Path) -> None:
+    async with running(tiny_model) as system:
+        started = await system.one(tokens=300)
+        options = Options(stopping=common_pb2.StopConditions(max_tokens=300, ignore_eos=True))
+        system.victim.send(signal.SIGSTOP)
+        again = await system.claimers[0].gateway.open(1, request_id="x", options=options)
+        assert again.started == started
+        assert len((await system.claimers[0].gateway.completed(1)).ids[0]) == 300
+        fresh = await system.claimers[0].gateway.open(2, request_id="x", fresh_id=True, options=options)
+        assert fresh.started != started
+        await system.claimers[0].gateway.release(1, 2, delivered=False)
+        system.victim.send(signal.SIGCONT)
+        await system.gateway.until(lambda: system.gateway.cuts)
         await system.until_idle()
 
 

@@ -240,6 +240,15 @@ def test_reconcile_touches_no_other_epoch_and_calls_what_was_claimed_stale() -> 
     assert set(driver.core.attempts) == {1, 2}
 
 
+def test_what_was_claimed_and_released_since_is_stale_and_not_missing_to_its_first_owner() -> None:
+    driver = claimed_driver()
+    driver.release(1, sender=NEW)
+    reconciled = driver.reconcile(ROUTE, 100, 1, 77)
+    assert (reconciled.stale, reconciled.missing) == ((1,), (77,))
+    assert driver.reconcile(NEW, 100, 1).missing == (1,)
+    assert driver.core.stale([1], ROUTE) == [1]
+
+
 def test_a_claimed_attempt_is_judged_by_the_claimer_s_count() -> None:
     driver = Driver()
     driver.submit(1, request_id="x", attempt_number=90)

@@ -30,6 +30,7 @@ class TwoTokenizers(RuleBasedStateMachine):
             block_size=4, total_blocks=24, limits=Limits(max_running=4, max_step_tokens=8, lease_grace_s=GRACE_S)
         )
         self.owner: dict[int, Route] = {}
+        self.was: dict[int, Route] = {}
         self.label: dict[int, str] = {}
         self.fence: dict[str, int] = {}
         self.alive_at: dict[Route, float] = {}
@@ -75,7 +76,7 @@ class TwoTokenizers(RuleBasedStateMachine):
     def abort(self, attempt_id: int, sender: Route) -> None:
         before = self._ends(attempt_id)
         self.driver.abort(attempt_id, sender=sender)
-        if self.owner.get(attempt_id, sender) != sender:
+        if (self.owner | self.was).get(attempt_id, sender) != sender:
             assert self._ends(attempt_id) == before
             assert self.driver.core.stale([attempt_id], sender) == [attempt_id]
 
@@ -91,8 +92,9 @@ class TwoTokenizers(RuleBasedStateMachine):
         own = {attempt_id for attempt_id, of in self.owner.items() if of == owner}
         reconciled = self.driver.reconcile(owner, highest, *live)
         assert set(reconciled.released) == {a for a in own - live if numbers[a] <= highest}
-        assert set(reconciled.missing) == live - set(self.owner)
-        assert set(reconciled.stale) == live & (set(self.owner) - own)
+        known = self.was | self.owner
+        assert set(reconciled.stale) == {one for one in live if known.get(one, owner) != owner}
+        assert set(reconciled.missing) == live - set(self.owner) - set(reconciled.stale)
         for attempt_id in reconciled.released:
             self._forget(attempt_id)
 
@@ -163,7 +165,7 @@ class TwoTokenizers(RuleBasedStateMachine):
         self.alive_at[owner] = self.driver.now
 
     def _forget(self, attempt_id: int) -> None:
-        del self.owner[attempt_id]
+        self.was[attempt_id] = self.owner.pop(attempt_id)
         label = self.label.pop(attempt_id)
         if label not in self.label.values():
             del self.fence[label]
