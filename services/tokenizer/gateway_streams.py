@@ -184,7 +184,7 @@ class Gateways:
         return iter(self._gateways.values())
 
     def get(self, epoch: int) -> Gateway:
-        """A gateway that has opened its event stream. Raises Unavailable: one that has just been lost opens it again."""
+        """A gateway that has opened its event stream. Raises Unavailable: one that was lost opens it again."""
         gateway = self._gateways.get(epoch)
         if gateway is None:
             raise Unavailable("this gateway has no StreamEvents call here; open it first", reason="NO_EVENT_STREAM")

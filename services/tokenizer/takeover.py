@@ -75,6 +75,8 @@ class TakeOver:
                 found = await self._look(tenant, request.request_id)
         except (TimeoutError, Unavailable):
             return None
+        # Of what is ours, our own ledger has told that it isn't live: it was aborted, and is on its way out.
+        found = [one for one in found if not self._is_ours(one)]
         if not found or not found[0].whole:
             return None
         if found[0].record.pinned.asked != request:
@@ -145,6 +147,10 @@ class TakeOver:
         if silent is not None and not any(remains.whole for remains in found):
             raise silent
         return found
+
+    def _is_ours(self, remains: Remains) -> bool:
+        ids = (attempt.attempt_id for held in remains.helds for attempt in held.attempts)
+        return any(self._ledger.attempts.get(attempt_id) is not None for attempt_id in ids)
 
     async def _take(self, tenant: str, remains: Remains) -> Entry:
         """Enters and claims it, unless somebody else did so meanwhile; returns once it is ours."""
