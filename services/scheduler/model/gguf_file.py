@@ -24,7 +24,7 @@ _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
-_SLICE_VALUES = 1 << 24  # dequantised at once: what is made on the way takes several times their bytes
+_SLICE_VALUES = 1 << 22  # dequantised at once: what is made on the way takes several times their bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,4 +152,17 @@ class _Header:
             values = struct.unpack_from(f"<{length}{_SCALARS[kind]}", self._bytes, self._at)
             self._at += struct.calcsize(f"<{length}{_SCALARS[kind]}")
             return list(values)
-        return [self._value(kind) for _ in range(length)]
+        return self._strings(length) if kind == _STRING else [self._value(kind) for _ in range(length)]
+
+    def _strings(self, count: int) -> list[str]:
+        """A vocabulary and its merges are half a million of them, so this loop is kept tight."""
+        at, data, length_at = self._at, self._bytes, struct.Struct("<Q").unpack_from
+        strings = []
+        for _ in range(count):
+            (length,) = length_at(data, at)
+            strings.append(str(data[at + 8 : at + 8 + length], "utf-8"))
+            at += 8 + length
+        if at > len(data):
+            raise ValueError("it ends within a string")
+        self._at = at
+        return strings

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from services.scheduler.model.config import Described
@@ -17,8 +19,7 @@ class KvCache:
     ) -> None:
         shape = (len(config.layers), blocks, block_size, config.kv_heads, config.head_dim)
         self.block_size = block_size
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self.keys, self.values = (_zeros(shape, dtype, device) for _ in range(2))
 
     def clear(self, blocks: Sequence[int]) -> None:
         """Zeroes blocks that a sequence begins and doesn't fill at once.
@@ -30,6 +31,13 @@ class KvCache:
             index = torch.tensor(blocks, device=self.keys.device)
             self.keys.index_fill_(1, index, 0)
             self.values.index_fill_(1, index, 0)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """On a CPU from numpy, which leaves the zeroing to the system: torch writes every page at once."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
 
 
 def token_bytes(config: Described, dtype: torch.dtype) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -11,7 +12,12 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
+from services.runtime.log import get_logger
 from services.scheduler.model.errors import UnsupportedModelError
+
+REPORT_INTERVAL_S = 5.0
+
+_log = get_logger("scheduler")
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -32,6 +38,7 @@ class Weights:
         self._dtype = dtype
         self._device = device
         self._taken: set[str] = set()
+        self._reported = time.monotonic()
         self.values_taken = 0
 
     def __contains__(self, name: str) -> bool:
@@ -46,7 +53,15 @@ class Weights:
             raise UnsupportedModelError(f"tensor {name!r} is {tuple(tensor.shape)}; the configuration says {shape}")
         self._taken.add(name)
         self.values_taken += tensor.numel()
+        self._report()
         return tensor.to(device=self._device, dtype=dtype or self._dtype)
+
+    def _report(self) -> None:
+        """One line now and then, so that nobody takes a long load for a standstill."""
+        now = time.monotonic()
+        if now - self._reported >= REPORT_INTERVAL_S:
+            self._reported = now
+            _log.info("loading weights", tensors=len(self._taken), of=len(self._sources))
 
     def skip(self, name: str) -> None:
         """Says that a tensor isn't needed although it may be there."""
