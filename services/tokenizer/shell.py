@@ -162,6 +162,7 @@ class Shell:
                 raise
             self._check_open()
             entry = await self._takeover.by_token(tenant, pb.request_id, pb.resume_token)
+        await self._until_accepted(entry)  # it may just be being claimed for somebody else
         offsets = parse_offsets(pb.offsets, "offsets", entry.pinned.request.n)
         await self._takeover.rebuilt(entry, offsets)
         try:

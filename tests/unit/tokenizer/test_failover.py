@@ -283,6 +283,36 @@ def running_beside(world: World, request_id: str) -> Caller:
     return caller
 
 
+def test_a_scheduler_that_drains_is_not_chosen_and_one_where_it_was_tried_neither() -> None:
+    schedulers = Schedulers()
+    schedulers.opened("a", 1)
+    schedulers.opened("b", 2)
+    schedulers.loaded("a", 0, draining=True)
+    schedulers.loaded("b", 9, draining=False)
+    assert schedulers.least_busy() == "b"
+    assert schedulers.least_busy(tried={"b"}) is None
+    schedulers.closed("a")
+    schedulers.opened("a", 3)  # restarted
+    assert schedulers.least_busy() == "a"
+
+
+def test_a_new_request_that_meets_a_draining_scheduler_is_tried_at_another_one(world: World) -> None:
+    world.ledger.schedulers.opened("another", 9)
+    caller = world.open()
+    assert caller is not None
+    first = world.submits.pop()
+    refused = Unavailable("it drains", reason="DRAINING")
+    world.perform(world.attempts.submit_refused(first.attempt_id, refused, world.now))
+    assert caller.answers == []
+    [second] = world.submits
+    assert second.scheduler == "another"
+    world.perform(world.attempts.submit_refused(second.attempt_id, refused, world.now))
+    assert caller.answers == ["Unavailable"]
+    world.submits.clear()
+    world.settle()
+    assert caller.forgotten == 1
+
+
 def test_the_least_busy_scheduler_is_chosen_and_what_was_sent_counts_until_it_tells_again() -> None:
     schedulers = Schedulers()
     assert schedulers.least_busy() is None
