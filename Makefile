@@ -20,6 +20,7 @@ SIM_FROM    ?= 0
 FUZZ_ARGS   ?=
 BENCH_ARGS  ?=
 CHAOS_ARGS  ?=
+AOT_ARGS    ?=
 EXTRAS      ?= scheduler,dev
 COMPOSE     ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
 
@@ -43,7 +44,7 @@ BUF_READY   := build/node/.buf-$(BUF_VERSION)
 
 say = @printf '\033[1m==> %s\033[0m\n' $(1)
 
-.PHONY: help setup proto model model-gemma kernels run test test-fast test-text test-nightly fuzz chaos sim check lint format type imports proto-lint proto-breaking docker-lint up down bench bench-serving bench-peers reference clean
+.PHONY: help setup proto model model-gemma kernels run test test-fast test-text test-nightly fuzz chaos sim check lint format type imports proto-lint proto-breaking docker-lint kernels-aot test-gpu bench-kernels up down bench bench-serving bench-peers reference clean
 
 help: ## this list
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} \
@@ -119,7 +120,7 @@ sim: setup proto ## SIM_SEEDS=10000 plans of trouble from SIM_FROM=0 on, simulat
 chaos: setup proto model ## 200 streams while every service is killed and stopped, ten times over; build/chaos/report.json
 	@$(PY) -m tests.chaos $(CHAOS_ARGS)
 
-check: lint type imports proto-lint proto-breaking docker-lint ## all that can be checked without running: the targets below
+check: lint type imports proto-lint proto-breaking docker-lint kernels-aot ## all that can be checked without running: the targets below
 
 lint: setup ## ruff: rules and format
 	$(call say,"ruff")
@@ -148,6 +149,10 @@ proto-breaking: $(BUF_READY) ## buf: the contracts still speak with the last rel
 docker-lint: setup ## hadolint over the Dockerfile
 	$(call say,"hadolint")
 	@$(VENV)/bin/hadolint Dockerfile
+
+kernels-aot: setup ## every Triton kernel compiled for sm_80, sm_90 and sm_100, no GPU needed: registers, shared memory, spills
+	$(call say,"kernels, ahead of time")
+	@env -u TRITON_INTERPRET TRITON_DEFAULT_FP_FUSION=1 $(PY) -m bench.kernels.aot $(AOT_ARGS)
 
 format: setup $(BUF_READY) ## write ruff's and buf's format, and ruff's safe fixes
 	@$(PY) -m ruff check --fix --exit-zero --quiet .

@@ -92,7 +92,11 @@ class PagedAttention(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ops:
-    """One implementation of every operation; `name` is for the start-up report."""
+    """One implementation of every operation; `name` is for the start-up report.
+
+    `reads_beyond` says that attention multiplies what lies behind a sequence's end in its last block by 0, where a
+    NaN would stay one: such places are cleared for it.
+    """
 
     name: str
     rms_norm: RmsNorm
@@ -103,6 +107,7 @@ class Ops:
     plan_attention: PlanAttention
     rotary_kv_write: RotaryKvWrite
     attention: PagedAttention
+    reads_beyond: bool = True
 
 
 def reference_ops() -> Ops:

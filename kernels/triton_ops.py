@@ -33,4 +33,5 @@ def triton_ops() -> Ops:
         plan_attention=plan_tables,
         rotary_kv_write=partial(rotary_kv_write, compute=rotary_kv_write_triton),
         attention=partial(paged_attention, compute=paged_attention_triton),
+        reads_beyond=False,
     )

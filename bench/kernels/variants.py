@@ -22,7 +22,7 @@ from kernels.sampling.kernel import (
     floor_kernel,
     race_kernel,
 )
-from kernels.sampling.on_device import CAPACITY, TILE, WARPS
+from kernels.sampling.on_device import CANDIDATE_TILE, CAPACITY, FLOOR_TILE, TILE, WARPS
 from kernels.silu_mul.kernel import gate_mul_kernel
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -180,8 +180,8 @@ def _draws() -> Iterator[Variant]:
     types = dict.fromkeys((*floats, *factors), "*fp32") | dict.fromkeys((*numbers, "masks", "mask_rows"), "*i32")
     yield _sampling(adjust_kernel, types, warps=4, TILE=1024)
     yield _sampling(bias_kernel, types, warps=4, TILE=128)
-    yield _sampling(candidates_kernel, types, CAPACITY=CAPACITY, TILE=TILE)
-    yield _sampling(floor_kernel, types, CAPACITY=CAPACITY, TILE=CAPACITY)
+    yield _sampling(candidates_kernel, types, CAPACITY=CAPACITY, TILE=CANDIDATE_TILE)
+    yield _sampling(floor_kernel, types, CAPACITY=CAPACITY, TILE=FLOOR_TILE)
     yield _sampling(race_kernel, types, TILE=TILE)
 
 

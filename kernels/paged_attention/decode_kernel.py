@@ -151,7 +151,7 @@ def attend_decodes(
         out,
         parts,
         weights,
-        tables.blocks.shape[1],
+        tables.blocks.stride(0),
         kv_heads,
         scores.window or 0,
         scores.scale,

@@ -155,7 +155,7 @@ def attend_prefills(
         row_sums,
         out,
         sequences,
-        tables.blocks.shape[1],
+        tables.blocks.stride(0),
         kv_heads,
         scores.window or 0,
         scores.scale,
@@ -180,6 +180,6 @@ def prefill_tile(group: int, padded_dim: int, dtype: torch.dtype) -> tuple[int, 
     if dtype.itemsize == 2:
         rows, positions = (128, 64) if padded_dim <= 128 else (64, 32)
     else:
-        rows, positions = (32, 32) if padded_dim <= 128 else (16, 16)
+        rows, positions = (32 if padded_dim <= 128 else 16), 16
     rows = max(rows, triton.next_power_of_2(group))
     return rows, positions, 8 if rows * padded_dim >= 8192 else 4

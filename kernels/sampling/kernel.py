@@ -17,10 +17,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-HEAD_WEIGHT = tl.constexpr(2.0**-12)
+from kernels.sampling.draw import HEAD_WEIGHT as HEAD
+from kernels.sampling.options import PROMPT_COUNT
+
+HEAD_WEIGHT = tl.constexpr(HEAD)
 TAIL_ID = tl.constexpr(0xFFFFFFFF)
 GREEDY_BELOW = tl.constexpr(1e-4)
-PROMPT_BIT = tl.constexpr(1 << 30)  # of a count: the id stands in the prompt
+PROMPT_BIT = tl.constexpr(PROMPT_COUNT)
 ONE_BITS = tl.constexpr(0x3F800000)
 BINS = tl.constexpr(256)
 BINS_PER_NAT = tl.constexpr(8.0)

@@ -19,6 +19,8 @@ CAPACITY = 2048
 """Of a row's candidates; a row whose top-k or top-p reaches beyond is read whole for each halving."""
 
 TILE = 4096
+CANDIDATE_TILE = 2048  # these two spill registers with more
+FLOOR_TILE = 1024
 WARPS = 8
 
 
@@ -125,7 +127,7 @@ def _floors(logits: torch.Tensor, best: Best, options: DrawOptions, capacity: in
         vocab_size,
         logits.stride(0),
         CAPACITY=capacity,
-        TILE=_tile(vocab_size),
+        TILE=min(_tile(vocab_size), CANDIDATE_TILE),
         num_warps=WARPS,
     )
     floor_kernel[(rows,)](
@@ -138,7 +140,7 @@ def _floors(logits: torch.Tensor, best: Best, options: DrawOptions, capacity: in
         vocab_size,
         logits.stride(0),
         CAPACITY=capacity,
-        TILE=min(_tile(vocab_size), triton.next_power_of_2(capacity)),
+        TILE=min(_tile(vocab_size), FLOOR_TILE),
         num_warps=WARPS,
     )
     return floors

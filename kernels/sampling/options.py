@@ -8,6 +8,9 @@ import torch
 
 Tensor = torch.Tensor
 
+PROMPT_COUNT = 1 << 30
+"""What a count holds beside the output's number when the id stands in the prompt."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawOptions:
@@ -27,9 +30,9 @@ class DrawOptions:
 class Penalties:
     """For rows[i] of the logits: penalties by the counts in row count_rows[i] of `counts`, and mask mask_rows[i].
 
-    `counts` (slots, vocab_size) int32 holds how often an id stands in the output, plus 2^30 if it does in the prompt;
-    `masks` (n, words) int32 a bit for each id that may come, 32 a word, lowest first. A row of -1 is none. `rows`,
-    `count_rows` and `mask_rows` are int32, the factors fp32, one per changed row.
+    `counts` (slots, vocab_size) int32 holds how often an id stands in the output, plus PROMPT_COUNT if it stands in
+    the prompt; `masks` (n, words) int32 a bit for each id that may come, 32 a word, lowest first. A row of -1 is none.
+    `rows`, `count_rows` and `mask_rows` are int32, the factors fp32, one per changed row.
     """
 
     rows: Tensor

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import torch
 
 from kernels.ops import Ops
-from kernels.paged_attention import Span
 from services.scheduler.engine.api import EngineInfo, Failed, Sampled, SamplingSpec, SequenceKey, Slice
 from services.scheduler.engine.cache_size import choose_context
+from services.scheduler.engine.forward import EagerForward, Forward
 from services.scheduler.engine.operations import choose_ops
+from services.scheduler.engine.sampling.protocol import StepSampler
 from services.scheduler.engine.sampling.sampler import Sampler
 from services.scheduler.engine.settings import (
     TorchEngineConfig,
@@ -20,7 +21,7 @@ from services.scheduler.engine.settings import (
     choose_dtype,
 )
 from services.scheduler.model.config import Described
-from services.scheduler.model.decoder import ForwardBatch
+from services.scheduler.model.decoder import Decoder
 from services.scheduler.model.kv_cache import KvCache, token_bytes
 from services.scheduler.model.loading import Model, load_model
 
@@ -42,9 +43,12 @@ class EngineReport:
 class TorchEngine:
     """An Engine over a model; made by `load_engine`."""
 
-    def __init__(self, model: Model, cache: KvCache, sampler: Sampler, ops: Ops, info: EngineInfo) -> None:
+    def __init__(
+        self, model: Model, cache: KvCache, forward: Forward, sampler: StepSampler, ops: Ops, info: EngineInfo
+    ) -> None:
         self._model = model
         self._cache = cache
+        self._forward = forward
         self._sampler = sampler
         self._ops = ops
         self._info = info
@@ -79,10 +83,7 @@ class TorchEngine:
         """Runs one forward pass; a row whose logits aren't finite fails alone."""
         if not slices:
             return []
-        self._cache.clear(_begun_blocks(slices, self._cache.block_size))
-        batch = _batch(slices, self._ops, self._cache)
-        logits = self._model.forward(batch, self._cache)
-        return self._sampler.sample(logits.float(), [s for s in slices if s.samples])
+        return self._sampler.sample(self._forward(slices).float(), [s for s in slices if s.samples])
 
     def close(self, key: SequenceKey) -> None:
         """Forgets a sequence."""
@@ -105,8 +106,21 @@ def load_engine(config: TorchEngineConfig, *, ops: Ops | None = None) -> TorchEn
     blocks = choose_blocks(config, shape, dtype, device)
     cache = KvCache(shape, blocks=blocks, block_size=config.block_size, dtype=dtype, device=device)
     info = _info(config, shape, context, blocks)
-    sampler = Sampler(shape.vocab_size, device, row_by_row=config.deterministic)
-    return TorchEngine(model, cache, sampler, chosen, info)
+    forward: Forward = EagerForward(model, cache, chosen)
+    sampler: StepSampler = Sampler(shape.vocab_size, device, row_by_row=config.deterministic)
+    if chosen.name == "triton":
+        forward, sampler = _on_a_gpu(forward, model, cache, info)
+    return TorchEngine(model, cache, forward, sampler, chosen, info)
+
+
+def _on_a_gpu(forward: Forward, model: Model, cache: KvCache, info: EngineInfo) -> tuple[Forward, StepSampler]:
+    """What only pays there, and needs the package triton: recorded decodes, and sampling without a wait."""
+    from services.scheduler.engine.decode_graphs import DecodeGraphs
+    from services.scheduler.engine.sampling.device_sampler import DeviceSampler
+
+    if isinstance(model, Decoder):  # what transformers computes may wait for the device, which can't be recorded
+        forward = DecodeGraphs(forward, model, cache, context_length=info.context_length)
+    return forward, DeviceSampler(info.vocab_size, cache.keys.device)
 
 
 def _info(config: TorchEngineConfig, shape: Described, context: int, blocks: int) -> EngineInfo:
@@ -118,34 +132,3 @@ def _info(config: TorchEngineConfig, shape: Described, context: int, blocks: int
         total_blocks=blocks,
         eos_token_ids=shape.eos_token_ids,
     )
-
-
-def _batch(slices: Sequence[Slice], ops: Ops, cache: KvCache) -> ForwardBatch:
-    """Lays the slices' ids out row after row."""
-    device = cache.keys.device
-    token_ids: list[int] = []
-    positions: list[int] = []
-    logit_rows: list[int] = []
-    for s in slices:
-        token_ids += s.token_ids
-        positions += range(s.start, s.start + len(s.token_ids))
-        if s.samples:
-            logit_rows.append(len(token_ids) - 1)
-    spans = [Span(s.start, len(s.token_ids), s.block_table) for s in slices]
-    return ForwardBatch(
-        token_ids=torch.tensor(token_ids, device=device),
-        positions=torch.tensor(positions, device=device),
-        attention_plan=ops.plan_attention(spans, cache.block_size, device),
-        logit_rows=torch.tensor(logit_rows, dtype=torch.int64, device=device),
-    )
-
-
-def _begun_blocks(slices: Sequence[Slice], block_size: int) -> list[int]:
-    """The last block of each slice, where the slice begins it without filling it."""
-    begun = []
-    for s in slices:
-        end = s.start + len(s.token_ids)
-        first_of_block = end // block_size * block_size
-        if s.start <= first_of_block < end:
-            begun.append(s.block_table[first_of_block // block_size])
-    return begun

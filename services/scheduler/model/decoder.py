@@ -59,6 +59,8 @@ class Decoder:
         self._gate = {Activation.SILU: ops.silu_mul, Activation.GELU_TANH: ops.gelu_mul}[config.activation]
         ends = read_ends(config, weights)
         self._embedding, self._norm = ends.embedding, ends.norm
+        # The factor is rounded to the model's dtype first, as it was when the model was trained.
+        self._embedding_scale = torch.tensor(config.embedding_scale, dtype=ends.embedding.dtype).item()
         self._head = ops.make_linear(ends.head, None)
         ropes = [layer.rope for layer in config.layers]
         distinct = [rope for number, rope in enumerate(ropes) if rope not in ropes[:number]]
@@ -87,10 +89,7 @@ class Decoder:
 
     def _embed(self, token_ids: Tensor) -> Tensor:
         embedded = functional.embedding(token_ids, self._embedding)
-        if self.config.embedding_scale == 1.0:
-            return embedded
-        # The factor is rounded to the model's dtype first, as it was when the model was trained.
-        return embedded * torch.tensor(self.config.embedding_scale, dtype=embedded.dtype, device=embedded.device)
+        return embedded if self._embedding_scale == 1.0 else embedded * self._embedding_scale
 
     def _attend(
         self, layer: _Layer, normed: Tensor, angles: tuple[Tensor, Tensor], caches: tuple[Tensor, Tensor], plan: Any
