@@ -7,35 +7,17 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from enum import Enum
 from itertools import pairwise
 
 from tests.chaos.callers import Answer
+from tests.chaos.fault import Fault, Kind
 from tests.chaos.fleet import Fleet
+from tests.chaos.plan import Plan
 
 GAP_S = (0.3, 2.0)
 """Between a fault's end and the next one."""
 FLOW_TIMEOUT_S = 60.0
 POLL_S = 0.05
-
-
-class Kind(Enum):
-    """What is done."""
-
-    KILL = "kill"
-    STOP = "stop"
-
-
-@dataclass(frozen=True)
-class Fault:
-    """One of them, with its moments: monotonic seconds of the blow, and of the whole system's readiness after it."""
-
-    service: str
-    member: int
-    kind: Kind
-    at: float
-    healed_at: float
 
 
 async def strike(fleet: Fleet, service: str, kind: Kind, stop_s: float, rng: random.Random) -> Fault:
@@ -55,24 +37,19 @@ async def strike(fleet: Fleet, service: str, kind: Kind, stop_s: float, rng: ran
 
 
 async def strike_all(
-    fleet: Fleet,
-    answers: Sequence[Answer],
-    services: Sequence[str],
-    stop_s: tuple[float, float],
-    rng: random.Random,
-    show: Callable[[str], None],
+    fleet: Fleet, answers: Sequence[Answer], plan: Plan, rng: random.Random, show: Callable[[str], None]
 ) -> list[Fault]:
-    """Kills and stops one process of each service, in a random order, at random moments.
+    """Strikes one process of each service in each way, in a random order, at random moments.
 
     Each time every open answer goes on before the next blow, so that a pause has one cause.
     """
-    blows = [(service, kind) for service in services for kind in Kind]
+    blows = [(service, kind) for service in plan.services for kind in plan.kinds]
     rng.shuffle(blows)
     faults = []
     for service, kind in blows:
         await asyncio.sleep(rng.uniform(*GAP_S))
         show(f"SIG{kind.name} {service}")
-        fault = await strike(fleet, service, kind, rng.uniform(*stop_s), rng)
+        fault = await strike(fleet, service, kind, rng.uniform(*plan.stop_s), rng)
         faults.append(fault)
         await _until_all_flow(answers, fault.healed_at)
     return faults

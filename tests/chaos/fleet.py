@@ -29,9 +29,9 @@ class Fleet:
     http: Sequence[str]
 
     @property
-    def grpc_target(self) -> str:
-        """Every gateway, for one gRPC channel."""
-        return "ipv4:" + ",".join(gateway.address for gateway in self.members["gateway"])
+    def grpc(self) -> Sequence[str]:
+        """Where every gateway answers over gRPC."""
+        return [gateway.address for gateway in self.members["gateway"]]
 
     async def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Until every process takes requests. Raises TimeoutError."""

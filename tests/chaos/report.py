@@ -15,7 +15,8 @@ from rich.table import Table
 from bench.machine import machine
 from tests.chaos.callers import Answer
 from tests.chaos.comparison import Verdict
-from tests.chaos.faults import Fault, Kind, pauses
+from tests.chaos.fault import Fault, Kind
+from tests.chaos.faults import pauses
 
 NOTICEABLE_S = 0.25
 """A shorter silence is no pause: a busy machine makes such gaps by itself."""

@@ -22,7 +22,7 @@ async def test_a_detokenizer_killed_inside_characters_and_stops_gives_the_same_t
     engine = ("--engine", "fake", "--fake-mode", "echo", "--fake-pace-ms", str(PACE_MS))
     async with (
         running(model_directory, dict.fromkeys(SERVICES, 1), engine, tmp_path) as fleet,
-        Client(fleet.grpc_target) as client,
+        Client(*fleet.grpc) as client,
     ):
         ids = (await client.tokenize(PROMPT)).token_ids
         echoed = await client.detokenize([ids[position % len(ids)] for position in range(TOKENS)])
