@@ -38,6 +38,7 @@ class Stack:
     model: str
     pids: dict[str, int]
     admin: dict[str, str]
+    metrics_ports: dict[str, int]
 
     async def wait_idle(self) -> None:
         """Returns once no service remembers a request. Raises TimeoutError."""
@@ -64,7 +65,8 @@ async def running(model: Path, *engine_flags: str, fake_engine: bool = True) -> 
         admin = {service.name: service.admin_address for service in services}
         await asyncio.wait_for(asyncio.gather(*(wait_ready(service.address) for service in services)), START_TIMEOUT_S)
         await _settle(pids)
-        yield Stack(f"127.0.0.1:{grpc_port}", f"127.0.0.1:{http_port}", model.name, pids, admin)
+        metrics_ports = {service.name: service.metrics_port for service in services}
+        yield Stack(f"127.0.0.1:{grpc_port}", f"127.0.0.1:{http_port}", model.name, pids, admin, metrics_ports)
     finally:
         for process in processes:
             await _stop(process)

@@ -151,7 +151,7 @@ class Loop:
 
     async def look(self) -> Snapshot:
         """Asks all at once, for everything that they hold; none is waited for longer than the bound."""
-        return await self._ask_all(admin_pb2.ListRequestsRequest(page_size=PAGE))
+        return await self._ask_all(admin_pb2.ListRequestsRequest(page_size=PAGE, brief=True))
 
     async def find(self, request_id: str) -> Snapshot:
         """Asks all for one request, ended lately or not; detokenizers, which know attempts only, for its attempt."""

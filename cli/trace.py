@@ -58,9 +58,18 @@ def as_json(flow: Flow) -> dict[str, object]:
     """For programs."""
     return {
         "request_id": flow.name,
-        "views": {name: asdict(view) for name in FLOW if (view := getattr(flow, name)) is not None},
+        "views": {name: _plain(asdict(view)) for name in FLOW if (view := getattr(flow, name)) is not None},
         "spans": [asdict(span) for span in spans_of(flow)],
     }
+
+
+def _plain(value: object) -> object:
+    """Named tuples with their names."""
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return {name: _plain(part) for name, part in value._asdict().items()}
+    if isinstance(value, dict):
+        return {name: _plain(part) for name, part in value.items()}
+    return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 async def _find(addresses: Sequence[Named], request_id: str) -> Snapshot:
@@ -75,7 +84,7 @@ def _headline(flow: Flow) -> str:
     facts += [f"tenant {escape(view.tenant)}"] if view.tenant else []
     facts += [f"{view.prompt_tokens} prompt tokens"]
     facts += [f"attempt {view.attempt_id:x}"] if view.attempt_id else []
-    facts += [f"the {view.attempts}th attempt"] if view.attempts > 1 else []
+    facts += [f"attempt number {view.attempts}"] if view.attempts > 1 else []
     if flow.scheduler is not None and flow.scheduler.route is not None:
         facts += [f"fence {flow.scheduler.fence}", f"generation {flow.scheduler.route.generation} of its route"]
     phases = [f"{name} {phase}" for name, phase in _phases(flow)]

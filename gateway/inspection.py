@@ -46,10 +46,11 @@ class GatewayInspection:
 
     def process(self) -> ProcessView:
         """How it stands."""
-        hops = self._hops()
-        return process_view(self._runtime, hops=hops, output_tokens=count_of(self._metrics.output_tokens_total))
+        # The counter counts an answer's tokens at its end.
+        tokens = count_of(self._metrics.output_tokens_total) + sum(answer.tokens for answer in self._answers)
+        return process_view(self._runtime, hops=self._hops(), output_tokens=tokens)
 
-    def views(self, request_id: str = "", attempt_id: int = 0) -> Iterator[RequestView]:
+    def views(self, request_id: str = "", attempt_id: int = 0, *, brief: bool = False) -> Iterator[RequestView]:
         """The answers that callers read, oldest first. It knows no attempts."""
         if attempt_id:
             return

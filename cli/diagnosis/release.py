@@ -6,10 +6,8 @@ from collections.abc import Iterator
 
 from cli.diagnosis.finding import Case, Finding, Severity, count, named
 from cli.loop import Flow
-from services.protocol.views import RequestView
 
 OWED_MS = 2000
-ENDS = ("caller has its end", "caller gone")
 
 
 def unreleased(case: Case) -> Iterator[Finding]:
@@ -19,7 +17,7 @@ def unreleased(case: Case) -> Iterator[Finding]:
         view = now.tokenizer
         if view is None or before.tokenizer is None or view.caller_phase not in ("FINISHED", "GONE"):
             continue
-        if before.tokenizer.caller_phase == view.caller_phase and _since_end_ms(now, view) >= OWED_MS:
+        if before.tokenizer.caller_phase == view.caller_phase and (view.finished_ms or 0) >= OWED_MS:
             missing.setdefault(view.waits_for, []).append(now)
     for waits_for, flows in missing.items():
         yield _unreleased(waits_for, flows, moves=waits_for == "MARKER" and _moves(case, flows[0]))
@@ -140,7 +138,7 @@ def _unreleased(waits_for: str, flows: list[Flow], *, moves: bool) -> Finding:
         waits_for,
         ("tokenizer", "nothing says why", "this is a bug: keep the tokenizer's log and the output of --json."),
     )
-    ends = [_since_end_ms(flow, flow.tokenizer) for flow in flows if flow.tokenizer is not None]
+    ends = [flow.tokenizer.finished_ms or 0 for flow in flows if flow.tokenizer is not None]
     return Finding(
         code=f"UNRELEASED_{waits_for or 'UNKNOWN'}",
         severity=Severity.BUSY if moves else Severity.STUCK,
@@ -157,11 +155,6 @@ def _moves(case: Case, flow: Flow) -> bool:
     tokenizer = flow.at["tokenizer"]
     before = next((p.view for p in case.before.of("tokenizer") if p.epoch == tokenizer.epoch), tokenizer.view)
     return tokenizer.view.output_tokens > before.output_tokens
-
-
-def _since_end_ms(flow: Flow, view: RequestView) -> int:
-    ended_us = next((moment.unix_us for moment in view.moments if moment.what in ENDS), None)
-    return 0 if ended_us is None else (flow.at["tokenizer"].view.unix_us - ended_us) // 1000
 
 
 def _lost(case: Case, flow: Flow) -> bool:

@@ -44,7 +44,7 @@ class DetokenizerInspection:
         """How it stands."""
         return process_view(self._runtime, hops=self._hops(), output_tokens=count_of(self._metrics.output_tokens_total))
 
-    def views(self, request_id: str = "", attempt_id: int = 0) -> Iterator[RequestView]:
+    def views(self, request_id: str = "", attempt_id: int = 0, *, brief: bool = False) -> Iterator[RequestView]:
         """The attempts whose sequences it has, route by route."""
         if request_id:
             return

@@ -42,8 +42,8 @@ class Inspected(Protocol):
         """How it stands."""
         ...
 
-    def views(self, request_id: str = "", attempt_id: int = 0) -> Iterator[RequestView]:
-        """What it holds, or what of it has this id, oldest first.
+    def views(self, request_id: str = "", attempt_id: int = 0, *, brief: bool = False) -> Iterator[RequestView]:
+        """What it holds, or what of it has this id, oldest first; `brief` leaves moments out.
 
         Each view is made when its turn comes, and entries may leave meanwhile.
         """
@@ -144,7 +144,7 @@ class InspectionServicer(admin_pb2_grpc.InspectionServiceServicer):
             return response
 
     def _candidates(self, request: admin_pb2.ListRequestsRequest) -> Iterable[RequestView]:
-        held = self._inspected.views(request.request_id, request.attempt_id)
+        held = self._inspected.views(request.request_id, request.attempt_id, brief=request.brief)
         return chain(held, self._ended(request.request_id, request.attempt_id)) if request.include_ended else held
 
     def _ended(self, request_id: str, attempt_id: int) -> list[RequestView]:

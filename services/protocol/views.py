@@ -8,20 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from services.protocol.hello import Hello
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
+class Moment(NamedTuple):
     """Something that happened to a request."""
 
     what: str
     unix_us: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouteKey:
+class RouteKey(NamedTuple):
     """One tokenizer's stream from one scheduler."""
 
     tokenizer: str
@@ -29,8 +28,7 @@ class RouteKey:
     generation: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReaderView:
+class ReaderView(NamedTuple):
     """Who reads an answer in the tokenizer; `gateway_epoch` 0 is a direct caller. Tokens sent, one per choice."""
 
     gateway_epoch: int = 0
@@ -79,6 +77,7 @@ class RequestView:
     whole: bool = False
     waits_for: str = ""
     ended: bool = False
+    finished_ms: int | None = None
 
     @property
     def idle_ms(self) -> int:

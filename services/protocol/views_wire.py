@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 from services.protocol import hello as greeting
 from services.protocol.views import (
     ChoiceView,
@@ -17,31 +19,31 @@ from services.protocol.views import (
 )
 from tailrace.v1 import admin_pb2, scheduler_pb2
 
+_SHAPED = {"deadline_in_ms", "finished_ms", "route", "moments", "readers", "choices"}
+_REQUEST_FIELDS = tuple(field.name for field in fields(RequestView) if field.name not in _SHAPED)
+_CHOICE_FIELDS = tuple(field.name for field in fields(ChoiceView) if field.name != "choice")
+
 
 def request_to_wire(view: RequestView) -> admin_pb2.RequestView:
-    """A request."""
-    return admin_pb2.RequestView(
-        request_id=view.request_id,
-        attempt_id=view.attempt_id,
-        caller_phase=view.caller_phase,
-        engine_phase=view.engine_phase,
-        age_ms=max(view.age_ms, 0),
-        choices=[_choice_to_wire(choice) for choice in view.choices],
-        tenant=view.tenant,
-        moments=[admin_pb2.Moment(what=moment.what, unix_us=moment.unix_us) for moment in view.moments],
-        fence=view.fence,
-        upstream=view.upstream,
-        upstream_epoch=view.upstream_epoch,
-        route=_route_to_wire(view.route),
-        attempts=view.attempts,
-        readers=[_reader_to_wire(reader) for reader in view.readers],
-        prompt_tokens=view.prompt_tokens,
-        deadline_in_ms=view.deadline_in_ms,
-        stream_id=view.stream_id,
-        whole=view.whole,
-        waits_for=view.waits_for,
-        ended=view.ended,
-    )
+    """A request. What stands at its default is left out: a list has many of them, and is asked for each second."""
+    pb = admin_pb2.RequestView()
+    for name in _REQUEST_FIELDS:
+        if value := getattr(view, name):
+            setattr(pb, name, value)
+    if view.deadline_in_ms is not None:
+        pb.deadline_in_ms = view.deadline_in_ms
+    if view.finished_ms is not None:
+        pb.finished_ms = view.finished_ms
+    if view.route is not None:
+        route = pb.route
+        route.tokenizer, route.tokenizer_epoch, route.generation = view.route
+    for what, unix_us in view.moments:
+        pb.moments.add(what=what, unix_us=unix_us)
+    for gateway_epoch, stream_id, token_offsets in view.readers:
+        pb.readers.add(gateway_epoch=gateway_epoch, stream_id=stream_id, token_offsets=token_offsets)
+    for choice in view.choices:
+        _write_choice(choice, pb.choices.add(choice=choice.choice))
+    return pb
 
 
 def request_from_wire(pb: admin_pb2.RequestView) -> RequestView:
@@ -67,6 +69,7 @@ def request_from_wire(pb: admin_pb2.RequestView) -> RequestView:
         whole=pb.whole,
         waits_for=pb.waits_for,
         ended=pb.ended,
+        finished_ms=pb.finished_ms if pb.HasField("finished_ms") else None,
     )
 
 
@@ -107,20 +110,10 @@ def content_to_wire(content: Content) -> admin_pb2.Content:
     return admin_pb2.Content(prompt_ids=content.prompt_ids, prompt=content.prompt, outputs=content.outputs)
 
 
-def _choice_to_wire(view: ChoiceView) -> admin_pb2.ChoiceView:
-    return admin_pb2.ChoiceView(
-        choice=view.choice,
-        log_token_offset=view.log_token_offset,
-        log_text_offset=view.log_text_offset,
-        cursor_token_offset=view.cursor_token_offset,
-        blocks=view.blocks,
-        idle_ms=max(view.idle_ms, 0),
-        phase=view.phase,
-        finish_reason=view.finish_reason,
-        held_for_stop=view.held_for_stop,
-        incomplete_character=view.incomplete_character,
-        preemptions=view.preemptions,
-    )
+def _write_choice(view: ChoiceView, pb: admin_pb2.ChoiceView) -> None:
+    for name in _CHOICE_FIELDS:
+        if value := getattr(view, name):
+            setattr(pb, name, value)
 
 
 def _choice_from_wire(pb: admin_pb2.ChoiceView) -> ChoiceView:
@@ -136,12 +129,6 @@ def _choice_from_wire(pb: admin_pb2.ChoiceView) -> ChoiceView:
         held_for_stop=pb.held_for_stop,
         incomplete_character=pb.incomplete_character,
         preemptions=pb.preemptions,
-    )
-
-
-def _reader_to_wire(view: ReaderView) -> admin_pb2.ReaderView:
-    return admin_pb2.ReaderView(
-        gateway_epoch=view.gateway_epoch, stream_id=view.stream_id, token_offsets=view.token_offsets
     )
 
 

@@ -37,13 +37,13 @@ class SchedulerInspection:
             scheduler=None if serving is None else self._scheduler(serving.loop),
         )
 
-    def views(self, request_id: str = "", attempt_id: int = 0) -> Iterator[RequestView]:
+    def views(self, request_id: str = "", attempt_id: int = 0, *, brief: bool = False) -> Iterator[RequestView]:
         """Its attempts that are not released, oldest first."""
         serving = self._serving()
         if serving is None:
             return
         loop, clock = serving.loop, self._runtime.clock
-        shown = AttemptViews(loop.core, loop.publisher, clock.now(), wall_time(clock))
+        shown = AttemptViews(loop.core, loop.publisher, clock.now(), None if brief else wall_time(clock))
         for attempt in list(loop.core.attempts.values()):
             submission = attempt.submission
             if request_id in ("", submission.request_id) and attempt_id in (0, submission.attempt_id):

@@ -14,9 +14,11 @@ _ORDER = list(SequencePhase)
 
 
 class AttemptViews:
-    """Makes the views of one listing, all at one moment."""
+    """Makes the views of one listing, all at one moment; without a calendar they have no moments."""
 
-    def __init__(self, core: SchedulerCore, publisher: Publisher, now: float, unix_us: Callable[[float], int]) -> None:
+    def __init__(
+        self, core: SchedulerCore, publisher: Publisher, now: float, unix_us: Callable[[float], int] | None
+    ) -> None:
         self._core = core
         self._publisher = publisher
         self._now = now
@@ -46,6 +48,9 @@ class AttemptViews:
 
     def _moments(self, attempt: Attempt) -> list[Moment]:
         """Those of the first of its sequences to get there; of its end, the last one's."""
+        unix_us = self._unix_us
+        if unix_us is None:
+            return []
         sequences = attempt.sequences
         times = [
             ("accepted", attempt.arrived_at),
@@ -54,7 +59,7 @@ class AttemptViews:
         ]
         if not attempt.open_sequences:
             times.append(("ended", max(sequence.changed_at for sequence in sequences)))
-        return [Moment(what=what, unix_us=self._unix_us(moment)) for what, moment in times if moment]
+        return [Moment(what, unix_us(moment)) for what, moment in times if moment]
 
     def _choice(self, sequence: Sequence) -> ChoiceView:
         log = sequence.log

@@ -45,10 +45,10 @@ class TokenizerInspection:
         """How it stands."""
         return process_view(self._runtime, hops=self._hops(), output_tokens=count_of(self._metrics.output_tokens_total))
 
-    def views(self, request_id: str = "", attempt_id: int = 0) -> Iterator[RequestView]:
+    def views(self, request_id: str = "", attempt_id: int = 0, *, brief: bool = False) -> Iterator[RequestView]:
         """The ledger's entries, oldest first."""
         clock = self._runtime.clock
-        shown = EntryViews(clock.now(), wall_time(clock))
+        shown = EntryViews(clock.now(), None if brief else wall_time(clock))
         return (shown.of(entry) for entry in list(self._ledger) if _is(entry, request_id, attempt_id))
 
     def total(self) -> int:

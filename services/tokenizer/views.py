@@ -13,9 +13,9 @@ from services.tokenizer.state import CallerPhase, EnginePhase
 
 
 class EntryViews:
-    """Makes the views of one listing, all at one moment."""
+    """Makes the views of one listing, all at one moment; without a calendar they have no moments."""
 
-    def __init__(self, now: float, unix_us: Callable[[float], int]) -> None:
+    def __init__(self, now: float, unix_us: Callable[[float], int] | None) -> None:
         self._now = now
         self._unix_us = unix_us
 
@@ -37,9 +37,15 @@ class EntryViews:
             deadline_in_ms=None if entry.deadline is None else round((entry.deadline - self._now) * 1000),
             whole=entry.pinned.request.whole,
             waits_for=_waits_for(entry),
-            moments=[Moment(what=what, unix_us=self._unix_us(moment)) for what, moment in _moments(entry)],
+            moments=self._moments(entry),
+            finished_ms=None if entry.finished_at is None else round((self._now - entry.finished_at) * 1000),
             choices=self._choices(entry),
         )
+
+    def _moments(self, entry: Entry) -> list[Moment]:
+        if self._unix_us is None:
+            return []
+        return [Moment(what, self._unix_us(moment)) for what, moment in _moments(entry)]
 
     def _choices(self, entry: Entry) -> list[ChoiceView]:
         idle_ms = round((self._now - entry.progress_at) * 1000)

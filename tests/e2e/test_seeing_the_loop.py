@@ -309,6 +309,7 @@ async def test_trace_shows_a_request_while_it_lives_and_after_it_has_ended(wired
     code, said = await run(wired, "trace", "traced-1", "--json")
     [traced] = json.loads(said)
     assert (code, traced["views"]["tokenizer"]["caller_phase"]) == (0, "GONE")
+    assert traced["views"]["tokenizer"]["moments"][0]["what"] == "opened"
     spans = {(span["service"], span["name"]) for span in traced["spans"]}
     assert spans >= {("scheduler", "queued"), ("scheduler", "prefill"), ("tokenizer", "release")}
     assert (await run(wired, "trace", "nobody"))[0] == 1

@@ -13,7 +13,6 @@ from services.protocol.hello import Hello
 from services.protocol.views import (
     ChoiceView,
     HopView,
-    Moment,
     ProcessView,
     ReaderView,
     RequestView,
@@ -117,9 +116,8 @@ def test_a_healthy_loop_gives_no_finding() -> None:
 
 
 def ended(caller: str, waits_for: str) -> Callable[[World], object]:
-    moment = Moment(what="caller has its end", unix_us=NOW_US - 4_000_000)
     return lambda world: world.at(
-        "tokenizer", caller_phase=caller, waits_for=waits_for, engine_phase="RELEASING", moments=[moment], readers=[]
+        "tokenizer", caller_phase=caller, waits_for=waits_for, engine_phase="RELEASING", finished_ms=4000, readers=[]
     )
 
 
