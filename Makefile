@@ -154,6 +154,13 @@ kernels-aot: setup ## every Triton kernel compiled for sm_80, sm_90 and sm_100, 
 	$(call say,"kernels, ahead of time")
 	@env -u TRITON_INTERPRET TRITON_DEFAULT_FP_FUSION=1 $(PY) -m bench.kernels.aot $(AOT_ARGS)
 
+test-gpu: setup proto ## the kernels' tests on a CUDA device, compiled instead of interpreted; without one it says so
+	@$(PY) -m bench.kernels.device
+	@TRITON_INTERPRET=0 TRITON_DEFAULT_FP_FUSION=1 $(PY) -m pytest tests/kernels -m '' $(PYTEST_ARGS)
+
+bench-kernels: setup ## the kernels on a CUDA device beside PyTorch, FlashAttention, FlashInfer; build/bench/kernels.json
+	@env -u TRITON_INTERPRET TRITON_DEFAULT_FP_FUSION=1 $(PY) -m bench.kernels
+
 format: setup $(BUF_READY) ## write ruff's and buf's format, and ruff's safe fixes
 	@$(PY) -m ruff check --fix --exit-zero --quiet .
 	@$(PY) -m ruff format .

@@ -144,7 +144,8 @@ def test_penalties_masks_and_bias_change_their_own_rows(device: torch.device) ->
     expected = logits.clone()
     x = expected[2, [5, 300, 301]]
     x = torch.where(x > 0, x / 1.5, x * 1.5)
-    expected[2, [5, 300, 301]] = x - 0.25 * torch.tensor([3.0, 0, 2], device=device) - torch.tensor([0.5, 0, 0.5])
+    times = torch.tensor([3.0, 0, 2], device=device)
+    expected[2, [5, 300, 301]] = x - 0.25 * times - 0.5 * (times > 0)
     expected[3, ~allowed] = float("-inf")
     expected[0, 7] += 2.5
     expected[2, 5] = float("-inf")
