@@ -68,7 +68,7 @@ class TorchEngine:
             parameters=self._model.parameters,
             device=str(keys.device),
             dtype=str(keys.dtype).removeprefix("torch."),
-            operations=self._ops.name,
+            operations=self._model.operations,
             context_length=self._info.context_length,
             kv_tokens=tokens,
             kv_bytes=tokens * token_bytes(self._model.config, keys.dtype),
@@ -100,7 +100,7 @@ def load_engine(config: TorchEngineConfig, *, ops: Ops | None = None) -> TorchEn
     device = choose_device(config.device)
     chosen = ops or choose_ops(device, deterministic=config.deterministic)
     dtype = choose_dtype(config.dtype, device)
-    model = load_model(config.model, chosen, dtype=dtype, device=device)
+    model = load_model(config.model, chosen, dtype=dtype, device=device, deterministic=config.deterministic)
     shape = model.config
     context = choose_context(config.context_length, shape)
     blocks = choose_blocks(config, shape, dtype, device)

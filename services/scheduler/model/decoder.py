@@ -55,6 +55,7 @@ class Decoder:
 
     def __init__(self, config: ModelConfig, ops: Ops, weights: Weights) -> None:
         self.config = config
+        self.operations = ops.name
         self._ops = ops
         self._gate = {Activation.SILU: ops.silu_mul, Activation.GELU_TANH: ops.gelu_mul}[config.activation]
         ends = read_ends(config, weights)

@@ -51,8 +51,11 @@ class ForeignConfig:
 class ForeignModel:
     """A loaded model of transformers, as an engine sees any model."""
 
-    def __init__(self, model: PreTrainedModel, attention: ForeignAttention, config: ForeignConfig) -> None:
+    def __init__(
+        self, model: PreTrainedModel, attention: ForeignAttention, config: ForeignConfig, operations: str
+    ) -> None:
         self.config = config
+        self.operations = operations
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self._model = model
         self._attention = attention
@@ -76,7 +79,9 @@ def load_foreign(folder: Path, ops: Ops, *, dtype: torch.dtype, device: torch.de
     attention = ForeignAttention(ops)
     model.set_attn_implementation(attention.name)
     _logits(model, tokens, torch.arange(len(tokens), device=device))  # shows the attention its layers
-    foreign = ForeignModel(model, attention, _described(folder, model, attention))
+    foreign = ForeignModel(
+        model, attention, _described(folder, model, attention), f"transformers, attention {ops.name}"
+    )
     _prove(foreign, tokens, expected, ops)
     return foreign
 

@@ -42,6 +42,7 @@ class LayerHeads:
 class _Step:
     cache: KvCache
     plan: Any
+    slots: Tensor
 
 
 class ForeignAttention:
@@ -62,7 +63,7 @@ class ForeignAttention:
     @contextmanager
     def over(self, cache: KvCache, plan: Any) -> Iterator[None]:
         """Within, the model's layers write into `cache` and attend over it."""
-        self._step = _Step(cache, plan)
+        self._step = _Step(cache, plan, plan.slots.long())  # kernels of our own take shorter ones
         try:
             yield
         finally:
@@ -90,7 +91,7 @@ class ForeignAttention:
         layer, width = self.layers[place], step.cache.keys.shape[-1]
         caches = step.cache.keys[place], step.cache.values[place]
         query, keys, values = (_padded(x, width) for x in (query, keys, values))
-        kv_write(keys, values, *caches, step.plan.slots)
+        kv_write(keys, values, *caches, step.slots)
         attended = self._ops.attention(
             query, keys, values, *caches, step.plan, scale=layer.scale, window=layer.window, softcap=layer.softcap
         )

@@ -10,7 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from kernels.triton_ops import triton_ops
 from services.scheduler.engine.api import SamplingSpec
+from services.scheduler.engine.settings import TorchEngineConfig
+from services.scheduler.engine.torch_engine import load_engine
 from services.scheduler.model.errors import UnsupportedModelError
 from tests.engine_driver import Job, run
 from tests.integration.model.small_models import (
@@ -51,6 +54,7 @@ def test_logprobs_equal_transformers(tmp_path: Path, name: str) -> None:
     )
     assert (engine.report.architecture, engine.info.context_length) == (type(model).__name__, 256)
     assert engine.info.eos_token_ids == (2,)
+    assert engine.report.operations == "transformers, attention torch"
 
 
 def test_a_mixed_batch_gives_each_sequence_what_transformers_gives(tmp_path: Path) -> None:
@@ -60,6 +64,26 @@ def test_a_mixed_batch_gives_each_sequence_what_transformers_gives(tmp_path: Pat
     run(load_small_engine(tmp_path), jobs, batch=3, chunk=7)
     for job in jobs:
         assert job.tokens == expected_greedy(model, job.prompt, 9)
+
+
+def test_the_triton_kernels_serve_it_too(tmp_path: Path) -> None:
+    model = save_small_model(tmp_path, **MODELS["DeepSeek 3 (keys longer than values)"])
+    settings = TorchEngineConfig(model=tmp_path, dtype="fp32", device="cpu", kv_tokens=512)
+    got = engine_logprobs(load_engine(settings, ops=triton_ops()), PROMPT[:10], [6, 1, 3])
+    torch.testing.assert_close(got, expected_logprobs(model, PROMPT[:10], [6, 1, 3]), rtol=1e-4, atol=1e-4)
+
+
+def test_where_angles_would_depend_on_a_neighbours_length_the_context_ends_before(tmp_path: Path) -> None:
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 64}
+    factors = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    save_small_model(tmp_path, config="Phi3Config", pad_token_id=0, rope_parameters=rope | factors)
+    assert load_small_engine(tmp_path).info.context_length == 64
+
+
+def test_an_order_that_the_batch_decides_is_refused_where_the_same_bits_are_wanted(tmp_path: Path) -> None:
+    save_small_model(tmp_path, **GPT2)
+    with pytest.raises(UnsupportedModelError, match="deterministic can't be had for GPT2LMHeadModel"):
+        load_small_engine(tmp_path, deterministic=True)
 
 
 def test_two_models_in_one_process_keep_their_blocks_apart(tmp_path: Path) -> None:
