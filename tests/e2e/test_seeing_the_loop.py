@@ -207,7 +207,7 @@ async def test_tokens_that_the_detokenizer_does_not_get_are_named_with_their_req
     assert wired.detokenizer.process is not None
     async with reading(wired, request_id="stuck-1"):
         wired.to_scheduler.freeze(wired.detokenizer.process.pid)
-        finding = await wired.until_found("NOT_RECEIVED", "HOP_SILENT")
+        finding = await wired.until_found("NOT_RECEIVED", "HOP_SILENT", "HOP_DOWN")
         assert (finding.link, finding.severity) == ("scheduler → detokenizer", Severity.STUCK)
         for _ in range(3):  # whoever gives up first: what the detokenizer does not get is never blamed on its own hop
             diagnosis = await examine(wired.addresses)
