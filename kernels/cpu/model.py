@@ -42,25 +42,29 @@ class Part(IntEnum):
 class Batch:
     """A step's rows, sequence after sequence: their ids, where each sequence goes on, its blocks, who wants logits.
 
-    `wanted` are numbers of sequences; the logits are those after a sequence's last id.
+    `wanted` are numbers of sequences; the logits are those after a sequence's last id. `scored`: of how many of each
+    sequence's first ids the logits are wanted as well; empty for none.
     """
 
     tokens: Sequence[Sequence[int]]
     first_positions: Sequence[int]
     block_tables: Sequence[Sequence[int]]
     wanted: Sequence[int]
+    scored: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """For each wanted sequence: logits (wanted, vocab_size), and of each row the first largest one, NaN if one is.
 
+    `scored_logits` (scored rows, vocab_size) are those of the rows that `scored` counts.
     All of it is overwritten by the next step.
     """
 
     logits: FloatArray
     best_tokens: IntArray
     best_logits: FloatArray
+    scored_logits: FloatArray
 
 
 class CpuModel:
@@ -96,8 +100,10 @@ class CpuModel:
         tokens = _array(chain.from_iterable(batch.tokens))
         tables = _array(chain.from_iterable(batch.block_tables))
         firsts = _array(batch.first_positions)
-        wanted = len(batch.wanted)
-        wanted_rows = row_starts[1:][_array(batch.wanted)] - np.int32(1)
+        last_rows = row_starts[1:][_array(batch.wanted)] - np.int32(1)
+        scored_rows = [row_starts[number] + n for number, count in enumerate(batch.scored) for n in range(count)]
+        wanted_rows = np.concatenate((last_rows, _array(scored_rows)))
+        wanted, last = len(wanted_rows), len(last_rows)
         self._reserve(wanted)
         call = CBatch(
             rows=len(tokens),
@@ -115,7 +121,7 @@ class CpuModel:
         )
         check(self._library.tailrace_step(self._engine, ctypes.byref(call)))
         logits = self._logits[:wanted, : self.shape.vocab_size]
-        return StepResult(logits, self._best_tokens[:wanted], self._best_logits[:wanted])
+        return StepResult(logits[:last], self._best_tokens[:last], self._best_logits[:last], logits[last:])
 
     def _reserve(self, wanted: int) -> None:
         if len(self._logits) < wanted:

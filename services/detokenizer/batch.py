@@ -28,6 +28,7 @@ class SequencePrompt:
 
     sequence: int
     cached_prompt_tokens: int
+    tokens: tuple[TokenInfo, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Ids
 
 from services.detokenizer.batch import SequenceEnd, SequencePrompt, SequenceStart, TextBatch
-from services.detokenizer.sequence import Logprobs, Sequence
+from services.detokenizer.sequence import Logprobs, Sequence, token_info
 from services.detokenizer.state import Phase, ProtocolError
 from services.text.vocabulary import Vocabulary
 
@@ -37,11 +37,21 @@ class Core:
         self._attempts.setdefault(start.attempt_id, []).append(start.sequence)
         self._batch.starts.append(start)
 
-    def prompt(self, prompt: SequencePrompt) -> None:
-        """A sequence's prompt has been computed. Passed on at once: its row, which follows, makes a batch of it."""
-        if prompt.sequence not in self._sequences:
-            raise self._misplaced(prompt.sequence, 0)
-        self._batch.prompts.append(prompt)
+    def prompt(self, number: int, cached_prompt_tokens: int, ids: Ids[int], logprobs: Ids[Logprobs | None]) -> None:
+        """A sequence's prompt has been computed; its row, which follows, makes a batch of it.
+
+        `ids` are the prompt's where its logprobs were asked for; `logprobs` has one entry for each, the first None.
+        """
+        if number not in self._sequences:
+            raise self._misplaced(number, 0)
+        if ids and len(ids) != len(logprobs):
+            raise ProtocolError(f"sequence {number}: {len(logprobs)} logprobs for a prompt of {len(ids)}")
+        vocabulary = self._vocabulary
+        tokens = tuple(
+            token_info(token_id, vocabulary.bytes_of(token_id), one, vocabulary)
+            for token_id, one in zip(ids, logprobs, strict=False)
+        )
+        self._batch.prompts.append(SequencePrompt(number, cached_prompt_tokens, tokens))
 
     def column(self, numbers: Iterable[int], token_offsets: Iterable[int], ids: Iterable[int]) -> None:
         """One token each for many sequences: `tokens` for what nearly every step brings, as one loop without a call.

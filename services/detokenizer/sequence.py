@@ -273,11 +273,15 @@ class Sequence:
         self._texts = []
 
     def _info(self, token_id: int, logprobs: Logprobs | None) -> TokenInfo:
-        shown = self._decoder.contribution(token_id)
-        if logprobs is None:
-            return TokenInfo(token_id, shown)
-        bytes_of = self._vocabulary.bytes_of
-        top = zip(logprobs.top_ids, logprobs.top_logprobs, strict=True)
-        return TokenInfo(
-            token_id, shown, logprobs.logprob, tuple(TopLogprob(other, value, bytes_of(other)) for other, value in top)
-        )
+        return token_info(token_id, self._decoder.contribution(token_id), logprobs, self._vocabulary)
+
+
+def token_info(token_id: int, shown: bytes, logprobs: Logprobs | None, vocabulary: Vocabulary) -> TokenInfo:
+    """What is told of a token whose bytes are `shown`; its alternatives are shown with bytes of their own."""
+    if logprobs is None:
+        return TokenInfo(token_id, shown)
+    bytes_of = vocabulary.bytes_of
+    top = zip(logprobs.top_ids, logprobs.top_logprobs, strict=True)
+    return TokenInfo(
+        token_id, shown, logprobs.logprob, tuple(TopLogprob(other, value, bytes_of(other)) for other, value in top)
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from services.detokenizer.batch import MAX_ROW_IDS, SequenceEnd, SequencePrompt, SequenceStart, TextBatch, TextFinish
+from services.detokenizer.batch import MAX_ROW_IDS, SequenceEnd, SequenceStart, TextBatch, TextFinish
 from services.detokenizer.core import Core
 from services.detokenizer.plan import TextPlan
 from services.detokenizer.sequence import Logprobs
@@ -31,7 +31,8 @@ def read_batch(pb: scheduler_pb2.TokenBatch, core: Core) -> None:
     for start in pb.starts:
         core.start(_read_start(start))
     for prompt in pb.prompts:
-        core.prompt(SequencePrompt(prompt.sequence, prompt.cached_prompt_tokens))
+        logprobs = [None, *(_read_logprobs(one) for one in prompt.logprobs)]
+        core.prompt(prompt.sequence, prompt.cached_prompt_tokens, prompt.token_ids, logprobs)
     if pb.sequences:
         _read_rows(pb, core)
     for end in pb.ends:
@@ -50,7 +51,11 @@ def write_batch(batch: TextBatch) -> detokenizer_pb2.StreamTextResponse:
                 for start in batch.starts
             ],
             prompts=[
-                scheduler_pb2.SequencePrompt(sequence=prompt.sequence, cached_prompt_tokens=prompt.cached_prompt_tokens)
+                detokenizer_pb2.TextPrompt(
+                    sequence=prompt.sequence,
+                    cached_prompt_tokens=prompt.cached_prompt_tokens,
+                    tokens=tokens_to_wire(prompt.tokens),
+                )
                 for prompt in batch.prompts
             ],
             sequences=batch.sequences,

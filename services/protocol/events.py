@@ -90,11 +90,12 @@ class TokenInfo:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a request cost, in tokens; output summed over its choices."""
+    """What a request cost, in tokens; output summed over its choices. `prompt`: its tokens, where asked for."""
 
     prompt_tokens: int
     cached_prompt_tokens: int
     output_tokens: int
+    prompt: tuple[TokenInfo, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

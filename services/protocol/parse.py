@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
+from typing import Literal
 
 from services.protocol.constraint_wire import constraint_from_wire
 from services.protocol.model_card import ModelCard
@@ -116,7 +117,8 @@ def _parse(request_id: str, prompt: Prompt, options: generation_pb2.GenerationOp
         stopping=_parse_stopping(options.stopping, card),
         text=parse_text_options(options.text),
         token_info=options.output.token_info or options.output.HasField("logprobs"),
-        logprobs=_parse_logprobs(options.output),
+        logprobs=_parse_logprobs(options.output, "logprobs"),
+        prompt_logprobs=_parse_logprobs(options.output, "prompt_logprobs"),
         timeout_ms=options.timeout_ms,
         whole=_enum("options.delivery", options.delivery, generation_pb2.Delivery) == "DELIVERY_WHOLE",
         on_disconnect=_parse_on_disconnect(options.on_disconnect),
@@ -190,10 +192,10 @@ def _parse_stopping(pb: common_pb2.StopConditions, card: ModelCard) -> Stopping:
     )
 
 
-def _parse_logprobs(pb: generation_pb2.OutputOptions) -> int | None:
-    if not pb.HasField("logprobs"):
+def _parse_logprobs(pb: generation_pb2.OutputOptions, name: Literal["logprobs", "prompt_logprobs"]) -> int | None:
+    if not pb.HasField(name):
         return None
-    return _int_in("options.output.logprobs", pb.logprobs, 0, MAX_LOGPROBS)
+    return _int_in(f"options.output.{name}", getattr(pb, name), 0, MAX_LOGPROBS)
 
 
 def _parse_constraint(options: generation_pb2.GenerationOptions) -> Constraint | None:

@@ -132,6 +132,7 @@ class ValidRequest:
     text: TextOptions = TextOptions()
     token_info: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     timeout_ms: int = 0
     whole: bool = False
     on_disconnect: OnDisconnect = OnDisconnect.ABORT

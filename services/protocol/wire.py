@@ -133,13 +133,15 @@ def completed_to_wire(event: Completed) -> generation_pb2.Completed:
             prompt_tokens=usage.prompt_tokens,
             cached_prompt_tokens=usage.cached_prompt_tokens,
             output_tokens=usage.output_tokens,
-        )
+        ),
+        prompt=tokens_to_wire(usage.prompt),
     )
 
 
 def completed_from_wire(pb: generation_pb2.Completed) -> Completed:
     """A Completed message, read."""
-    return Completed(Usage(pb.usage.prompt_tokens, pb.usage.cached_prompt_tokens, pb.usage.output_tokens))
+    usage, prompt = pb.usage, tuple(tokens_from_wire(pb.prompt))
+    return Completed(Usage(usage.prompt_tokens, usage.cached_prompt_tokens, usage.output_tokens, prompt))
 
 
 def reason_to_wire(reason: FinishReason) -> common_pb2.FinishReason:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from services.scheduler.admission import Limits
-from services.scheduler.engine.api import SamplingSpec, SequenceKey, Slice
+from services.scheduler.engine.api import Answer, Failed, FailureKind, PromptLogprobs, SamplingSpec, SequenceKey, Slice
 from services.scheduler.kv.prefix_cache import Node, PrefixCache
 from services.scheduler.sequence import Sequence
 from services.scheduler.state import SequenceEvent, SequencePhase
@@ -46,6 +46,20 @@ class Plan:
     admitted: list[Sequence] = field(default_factory=list)
     samples: int = 0
     tokens: int = 0
+    scores: bool = False
+
+    def score(self, answers: Iterable[Answer]) -> None:
+        """Takes in the logprobs of prompt ids; before the step's tokens, the first of which may end a sequence."""
+        prompts = {sequence.log.key: sequence.log.prompt for sequence, _ in self.prefills}
+        for answer in answers:
+            if isinstance(answer, PromptLogprobs) and (prompt := prompts.get(answer.key)) is not None:
+                prompt.add(answer.first, answer.logprobs)
+
+    def unanswered(self, answers: Iterable[Answer]) -> list[Failed]:
+        """A failure for each slice that samples and got no answer: nobody must wait for one that never comes."""
+        answered = {answer.key for answer in answers if not isinstance(answer, PromptLogprobs)}
+        missing = (part.key for part in self.slices if part.samples and part.key not in answered)
+        return [Failed(key, FailureKind.INTERNAL, "the engine gave no answer") for key in missing]
 
 
 class Batch:
@@ -194,13 +208,21 @@ class Batch:
 
     def _find(self, sequence: Sequence) -> list[Node]:
         # The last id is computed in any case: without it there are no logits to draw from.
-        most = (sequence.length - 1) // self.block_size
+        # Of a prompt whose logprobs are wanted, everything is computed whose logprob isn't known yet.
+        scores = sequence.log.prompt
+        known = len(scores.logprobs) if scores is not None and scores.missing else sequence.length - 1
+        most = known // self.block_size
         return self.cache.find(sequence.attempt.submission.tenant, sequence.ids(0, most * self.block_size), most)
 
     def _next_shared(self, sequence: Sequence, path: list[Node]) -> Hashable:
         """What stands for the block behind its path, the same for all who could share it; None where nobody could."""
         start, size = len(path) * self.block_size, self.block_size
-        if not self.cache.may_extend(path) or start + size >= sequence.length:
+        scores = sequence.log.prompt
+        if (
+            not self.cache.may_extend(path)
+            or start + size >= sequence.length
+            or (scores is not None and scores.missing)
+        ):
             return None
         return path[-1] if path else sequence.attempt.submission.tenant, sequence.ids(start, start + size)
 
@@ -236,3 +258,4 @@ class Batch:
             plan.prefills.append((sequence, tokens))
             plan.samples += part.samples
             plan.tokens += tokens
+            plan.scores |= bool(part.scored_ids)

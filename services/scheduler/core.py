@@ -19,7 +19,7 @@ from services.scheduler.batch import Batch, Plan
 from services.scheduler.deadlines import Deadlines
 from services.scheduler.effects import Effect, Ended, LeaseEnded, Load, Moved, Opened, Progressed, Released
 from services.scheduler.ending import cut_short, failure_end, gave_up_waiting, natural_end
-from services.scheduler.engine.api import EngineInfo, Failed, FailureKind, Logprobs, Sampled, SequenceKey
+from services.scheduler.engine.api import Answer, EngineInfo, Failed, Logprobs, PromptLogprobs, Sampled, SequenceKey
 from services.scheduler.kv.pool import BlockPool
 from services.scheduler.kv.prefix_cache import PrefixCache
 from services.scheduler.opening import open_attempt
@@ -228,18 +228,22 @@ class SchedulerCore:
         self._stepping = self.batch.plan()
         return self._stepping
 
-    def apply(self, plan: Plan, answers: AnySequence[Sampled | Failed], now: float) -> list[Effect]:
+    def apply(self, plan: Plan, answers: AnySequence[Answer], now: float) -> list[Effect]:
         """Takes in a step's answers: appends tokens, judges every end, frees blocks."""
         assert plan is self._stepping
         self._stepping = None
         self.stepped_at = now
         logs = self._end_leaving(now)
         self.batch.advance(plan)
+        if plan.scores:
+            plan.score(answers)
         rest = self._append(answers, logs, now)
         for answer in rest:
-            self._fail(answer, logs, now)
+            if not isinstance(answer, PromptLogprobs):
+                self._fail(answer, logs, now)
         if len(answers) - len(rest) < plan.samples:
-            self._fail_unanswered(plan, answers, logs, now)
+            for failed in plan.unanswered(answers):
+                self._fail(failed, logs, now)
         return self._effects(logs)
 
     def check_idle(self) -> None:
@@ -282,18 +286,16 @@ class SchedulerCore:
 
     # Stepping
 
-    def _append(
-        self, answers: AnySequence[Sampled | Failed], logs: list[TokenLog], now: float
-    ) -> list[Sampled | Failed]:
+    def _append(self, answers: AnySequence[Answer], logs: list[TokenLog], now: float) -> list[Answer]:
         """Appends the sampled tokens, in one pass without a call per token; returns the answers that are no token.
 
         This is the scheduler's hot loop: once per sequence and step.
         """
-        rest: list[Sampled | Failed] = []
+        rest: list[Answer] = []
         decoding, vocab_size = self.batch.decoding, self.info.vocab_size
         for answer in answers:
             sequence = decoding.get(answer.key)
-            if sequence is None or isinstance(answer, Failed) or not 0 <= answer.token_id < vocab_size:
+            if sequence is None or not isinstance(answer, Sampled) or not 0 <= answer.token_id < vocab_size:
                 rest.append(answer)
                 continue
             token_id, log, part = answer.token_id, sequence.log, sequence.decode
@@ -321,14 +323,6 @@ class SchedulerCore:
         if sequence is not None:
             self._finish(sequence, failure_end(sequence, answer), now, sound=False)
             logs.append(sequence.log)
-
-    def _fail_unanswered(
-        self, plan: Plan, answers: AnySequence[Sampled | Failed], logs: list[TokenLog], now: float
-    ) -> None:
-        answered = {answer.key for answer in answers}
-        for part in plan.slices:
-            if part.samples and part.key not in answered:
-                self._fail(Failed(part.key, FailureKind.INTERNAL, "the engine gave no answer"), logs, now)
 
     # Ending
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from services.runtime.log import get_logger
 from services.scheduler.batch import Opening, Plan
-from services.scheduler.engine.api import Engine, Failed, FailureKind, Sampled, SequenceKey, Slice
+from services.scheduler.engine.api import Answer, Engine, Failed, FailureKind, SequenceKey, Slice
 
 _log = get_logger("scheduler")
 
 
-def execute(engine: Engine, plan: Plan) -> list[Sampled | Failed]:
+def execute(engine: Engine, plan: Plan) -> list[Answer]:
     """Tells the engine who left and who came, then steps; runs on the engine thread and raises nothing."""
     for key in plan.closes:
         _close(engine, key)
@@ -21,7 +21,7 @@ def execute(engine: Engine, plan: Plan) -> list[Sampled | Failed]:
     return [*refused, *_step(engine, slices)] if refused else _step(engine, slices)
 
 
-def _step(engine: Engine, slices: list[Slice]) -> list[Sampled | Failed]:
+def _step(engine: Engine, slices: list[Slice]) -> list[Answer]:
     if not slices:
         return []
     try:

@@ -10,7 +10,7 @@ from services.scheduler.policy import Policy
 from services.scheduler.sequence import Attempt, Sequence
 from services.scheduler.state import AttemptEvent, AttemptPhase, next_attempt_phase
 from services.scheduler.submission import ChoiceStart, Submission
-from services.scheduler.token_log import TokenLog
+from services.scheduler.token_log import PromptScores, TokenLog
 
 
 def open_attempt(
@@ -28,6 +28,8 @@ def open_attempt(
     attempt.sequences = [
         _open_sequence(attempt, start, limit, info, policy, next(keys)) for start in submission.choices
     ]
+    if submission.sampling.prompt_logprobs is not None:
+        attempt.sequences[0].log.prompt = PromptScores(submission.prompt_ids)
     attempt.open_sequences = len(attempt.sequences)
     return attempt
 

@@ -122,7 +122,15 @@ class Sequence:
         end = self.computed + tokens
         ids = self.pending[self.computed : end]
         samples = end == len(self.pending)
-        return Slice(self.log.key, ids, self.computed, self.blocks, samples, len(self.log.ids), self.suppresses)
+        scored = self._scored(self.computed + 1, end + 1)
+        top = self.spec.prompt_logprobs or 0
+        return Slice(
+            self.log.key, ids, self.computed, self.blocks, samples, len(self.log.ids), self.suppresses, scored, top
+        )
+
+    def _scored(self, start: int, end: int) -> tuple[int, ...]:
+        prompt = self.log.prompt
+        return prompt.ids[start:end] if prompt is not None and prompt.missing else ()
 
     def start_decode(self) -> None:
         """All pending ids are computed: its next token is about to be appended."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from services.protocol.events import Failure, FinishReason, StopMatch
@@ -24,12 +25,29 @@ class End:
     error: Failure | None = None
 
 
+@dataclass(slots=True)
+class PromptScores:
+    """A prompt's ids, and so far the logarithmic probabilities of those from the second on."""
+
+    ids: tuple[int, ...]
+    logprobs: list[Logprobs] = field(default_factory=list)
+
+    @property
+    def missing(self) -> bool:
+        """Whether some are still to come."""
+        return len(self.logprobs) < len(self.ids) - 1
+
+    def add(self, first: int, logprobs: Sequence[Logprobs]) -> None:
+        """Those of ids from position `first` on; a recompute brings some again."""
+        self.logprobs += logprobs[len(self.logprobs) + 1 - first :]
+
+
 class TokenLog:
     """Append-only. Ids are four bytes each: a log may grow to the whole context and is kept until released.
 
     `logprobs` has one entry per id where they were asked for, otherwise it is None. `cursor` is the publisher's: a log
     has one reader, the newest call of its route. `route` changes when the request is claimed. `cached_prompt_tokens` is
-    known when there is a token.
+    known when there is a token. `prompt` is None unless its logprobs were asked for.
     """
 
     __slots__ = (
@@ -41,6 +59,7 @@ class TokenLog:
         "ids",
         "key",
         "logprobs",
+        "prompt",
         "route",
         "text",
     )
@@ -56,5 +75,6 @@ class TokenLog:
         self.ids = array("I")
         self.logprobs: list[Logprobs] | None = [] if with_logprobs else None
         self.cached_prompt_tokens = 0
+        self.prompt: PromptScores | None = None
         self.end: End | None = None
         self.cursor: Cursor | None = None

@@ -149,7 +149,10 @@ def tokens_to_wire(rows: Rows) -> scheduler_pb2.StreamTokensResponse:
     for row, logprobs in rows.logprobs:
         batch.row_logprobs.add(row=row, tokens=[_logprobs_to_wire(one) for one in logprobs])
     for number, log in rows.prompts:
-        batch.prompts.add(sequence=number, cached_prompt_tokens=log.cached_prompt_tokens)
+        prompt = batch.prompts.add(sequence=number, cached_prompt_tokens=log.cached_prompt_tokens)
+        if log.prompt is not None:
+            prompt.token_ids.extend(log.prompt.ids)
+            prompt.logprobs.extend(_logprobs_to_wire(one) for one in log.prompt.logprobs)
     for number, log in rows.ends:
         batch.ends.append(_end_to_wire(number, log))
     batch.released_attempt_ids.extend(rows.released)
@@ -218,6 +221,7 @@ def _parse_sampling(pb: scheduler_pb2.SubmitRequest) -> SamplingSpec:
         frequency_penalty=sampling.frequency_penalty,
         logit_bias=tuple(sorted(sampling.logit_bias.items())),
         logprobs=pb.logprobs if pb.HasField("logprobs") else None,
+        prompt_logprobs=pb.prompt_logprobs if pb.HasField("prompt_logprobs") else None,
     )
 
 

@@ -24,6 +24,10 @@ def prompt_field(request: ValidRequest) -> str:
             return "messages"
 
 
+MAX_PROMPT_LOGPROBS = 32768
+"""Of one request, the alternatives counted: half a megabyte between services, about one at the caller."""
+
+
 def pin(
     request: ValidRequest, prompt_ids: Sequence[int], *, context_length: int, random_bits: Callable[[int], int]
 ) -> Pinned:
@@ -37,6 +41,7 @@ def pin(
             prompt_field(request),
             f"has {len(prompt_ids)} tokens; the context holds {context_length}, of which one at least is for output",
         )
+    _check_prompt_logprobs(request.prompt_logprobs, len(prompt_ids))
     stopping = request.stopping
     seed = request.sampling.seed
     return pin_as(
@@ -46,6 +51,16 @@ def pin(
         seed=random_bits(64) if seed is None else seed,
         max_tokens=min(stopping.max_tokens or room, room),
     )
+
+
+def _check_prompt_logprobs(alternatives: int | None, prompt_tokens: int) -> None:
+    """They travel in one message on each hop, which must stay far below what a message may have."""
+    if alternatives is None:
+        return
+    most = MAX_PROMPT_LOGPROBS // (1 + alternatives)
+    if prompt_tokens > most:
+        why = f"with {alternatives} alternatives can be told of at most {most} prompt tokens, not {prompt_tokens}"
+        raise InvalidRequest("options.output.prompt_logprobs", why)
 
 
 def pin_as(request: ValidRequest, prompt_ids: Sequence[int], *, request_id: str, seed: int, max_tokens: int) -> Pinned:

@@ -35,6 +35,7 @@ class Prompt:
 
     sequence: int
     cached_prompt_tokens: int
+    tokens: tuple[TokenInfo, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +187,7 @@ class RouteCall:
         slot = self._slot(prompt.sequence)
         if slot is not None:
             slot.attempt.cached_prompt_tokens[slot.choice] = prompt.cached_prompt_tokens
+            slot.entry.prompt_infos = slot.entry.prompt_infos or prompt.tokens
 
     def _engine_ended(self, end: EngineEnd, now: float) -> Effects:
         slot = self._slot(end.sequence)

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Protocol
 
 from services.protocol.answer import AnswerLog
-from services.protocol.events import Started, Usage
+from services.protocol.events import Started, TokenInfo, Usage
 from services.protocol.request import ValidRequest
 from services.tokenizer.state import (
     CALLER_FINAL,
@@ -75,6 +75,7 @@ class Entry:
     ended_here: bool = False
     caller: CallerPhase = CallerPhase.OPEN
     attempts: list[Attempt] = field(default_factory=list)
+    prompt_infos: tuple[TokenInfo, ...] = ()
     readers: list[Reader] = field(default_factory=list)
     accepted: bool = False
     accepted_at: float | None = None
@@ -151,6 +152,7 @@ class Entry:
             prompt_tokens=len(self.pinned.prompt_ids),
             cached_prompt_tokens=self._cached_prompt_tokens(),
             output_tokens=sum(finish.output_tokens for finish in finishes),
+            prompt=self.prompt_infos,
         )
 
     def _cached_prompt_tokens(self) -> int:

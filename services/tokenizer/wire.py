@@ -46,7 +46,10 @@ def text_batch_from_wire(pb: detokenizer_pb2.TextBatch) -> TextBatch:
     """A TextBatch message, read."""
     return TextBatch(
         starts=[TextStart(start.sequence, start.attempt_id, start.choice) for start in pb.starts],
-        prompts=[Prompt(prompt.sequence, prompt.cached_prompt_tokens) for prompt in pb.prompts],
+        prompts=[
+            Prompt(prompt.sequence, prompt.cached_prompt_tokens, tuple(tokens_from_wire(prompt.tokens)))
+            for prompt in pb.prompts
+        ],
         sequences=pb.sequences,
         token_offsets=pb.token_offsets,
         token_counts=pb.token_counts,
@@ -81,6 +84,7 @@ def submit_to_wire(
         stopping=_stopping_to_wire(request.stopping),
         text=_text_plan_to_wire(request),
         logprobs=request.logprobs,
+        prompt_logprobs=request.prompt_logprobs,
         deadline_in_ms=min(deadline_in_ms, MAX_UINT32),
         record=entry.record,
         priority=request.priority,

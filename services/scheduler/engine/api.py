@@ -73,6 +73,7 @@ class SamplingSpec:
     logit_bias: tuple[tuple[int, float], ...] = ()
     suppressible_ids: tuple[int, ...] = ()
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     constraint: CompiledConstraint | None = None
 
 
@@ -84,7 +85,9 @@ class Slice:
     2.3 µs per token. An engine reads a slice during its step, and neither changes nor keeps it.
 
     With `samples` the logits after the last id give one new token. `output_position` is that token's place in the
-    output (0 for the first), the position its randomness is keyed by.
+    output (0 for the first), the position its randomness is keyed by. `scored_ids` are the prompt's ids after each of
+    the first of `token_ids`, where their logarithmic probabilities are wanted, with those of `scored_top` alternatives:
+    one PromptLogprobs answers them.
     """
 
     key: SequenceKey
@@ -94,6 +97,8 @@ class Slice:
     samples: bool
     output_position: int
     suppress: bool
+    scored_ids: Sequence[int] = ()
+    scored_top: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +119,15 @@ class Sampled:
     logprobs: Logprobs | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Of prompt ids, the first of which stands at position `first`."""
+
+    key: SequenceKey
+    first: int
+    logprobs: Sequence[Logprobs]
+
+
 class FailureKind(Enum):
     """Why a slice gave no token."""
 
@@ -131,6 +145,9 @@ class Failed:
     message: str
 
 
+Answer = Sampled | Failed | PromptLogprobs
+
+
 class Engine(Protocol):
     """Computes steps. Called from one thread, the engine thread, except `info`, which is fixed."""
 
@@ -140,7 +157,7 @@ class Engine(Protocol):
     def open(self, key: SequenceKey, spec: SamplingSpec, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> None:
         """Takes up a sequence; penalties count `output_ids`, its output so far (a continuation or a recompute)."""
 
-    def step(self, slices: Sequence[Slice]) -> list[Sampled | Failed]:
+    def step(self, slices: Sequence[Slice]) -> list[Answer]:
         """Runs one forward pass over all slices; answers for every slice with `samples`, and for every one that failed.
 
         Raises only when the whole step failed and no single sequence can be blamed.

@@ -10,8 +10,18 @@ from pathlib import Path
 import torch
 
 from kernels.cpu import Batch, CpuModel, Format, StepResult, block_bytes
-from services.scheduler.engine.api import EngineInfo, Failed, Sampled, SamplingSpec, SequenceKey, Slice
+from services.scheduler.engine.api import (
+    Answer,
+    EngineInfo,
+    Failed,
+    PromptLogprobs,
+    Sampled,
+    SamplingSpec,
+    SequenceKey,
+    Slice,
+)
 from services.scheduler.engine.cache_size import CacheSettings, choose_context, cpu_blocks
+from services.scheduler.engine.sampling.prompt_scores import score_prompts
 from services.scheduler.engine.sampling.sampler import Sampler
 from services.scheduler.model.config import ModelConfig
 from services.scheduler.model.config_json import read_config
@@ -80,7 +90,7 @@ class CpuEngine:
         """Takes up a sequence; raises ValueError for a bias on an id out of the vocabulary."""
         self._sampler.open(key, spec, prompt_ids, output_ids)
 
-    def step(self, slices: Sequence[Slice]) -> list[Sampled | Failed]:
+    def step(self, slices: Sequence[Slice]) -> list[Answer]:
         """Runs one forward pass; a row whose logits aren't finite fails alone."""
         if not slices:
             return []
@@ -91,15 +101,17 @@ class CpuEngine:
                 first_positions=[s.start for s in slices],
                 block_tables=[s.block_table for s in slices],
                 wanted=wanted,
+                scored=[len(s.scored_ids) for s in slices],
             )
         )
-        return self._answers([slices[number] for number in wanted], result)
+        answers = self._answers([slices[number] for number in wanted], result)
+        return [*answers, *self._score([s for s in slices if s.scored_ids], result)]
 
     def close(self, key: SequenceKey) -> None:
         """Forgets a sequence."""
         self._sampler.close(key)
 
-    def _answers(self, slices: Sequence[Slice], result: StepResult) -> list[Sampled | Failed]:
+    def _answers(self, slices: Sequence[Slice], result: StepResult) -> list[Answer]:
         """Greedy ones from what the library found, without touching their logits; the others from the sampler."""
         sampler = self._sampler
         drawn = [row for row, s in enumerate(slices) if not sampler.takes_best(s)]
@@ -110,6 +122,10 @@ class CpuEngine:
             next(answers) if row in left else sampler.best(s, token, logit)
             for row, (s, token, logit) in enumerate(best)
         ]
+
+    @torch.inference_mode()
+    def _score(self, slices: Sequence[Slice], result: StepResult) -> list[PromptLogprobs]:
+        return score_prompts(torch.from_numpy(result.scored_logits), slices) if slices else []
 
     @torch.inference_mode()
     def _draw(self, slices: Sequence[Slice], rows: Sequence[int], result: StepResult) -> list[Sampled | Failed]:

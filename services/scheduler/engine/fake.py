@@ -17,11 +17,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from services.scheduler.engine.api import (
+    Answer,
     EngineInfo,
     Failed,
     FailureKind,
     Guide,
     Logprobs,
+    PromptLogprobs,
     Sampled,
     SamplingSpec,
     SequenceKey,
@@ -127,14 +129,14 @@ class FakeEngine:
         self._sequences[key] = sequence
         self._streams[key] = self._stream(key, sequence)
 
-    def step(self, slices: Sequence[Slice]) -> list[Sampled | Failed]:
+    def step(self, slices: Sequence[Slice]) -> list[Answer]:
         """Answers for every slice that samples, at the end of the simulated time."""
         if self.config.prefill_us_per_token:
             prefilled = sum(len(s.token_ids) for s in slices if len(s.token_ids) > 1)
             time.sleep(prefilled * self.config.prefill_us_per_token / 1e6)
         if self.config.step_error_id is not None and any(self._sequences[s.key].breaks_step for s in slices):
             raise RuntimeError(f"injected failure: a prompt contains {self.config.step_error_id}")
-        answers = self._answer(slices)
+        answers = self._answer(slices) + self._scores(slices)
         if self.config.pace_ms:
             _sleep_to_grid(self.config.pace_ms / 1e3)
         return answers
@@ -152,10 +154,10 @@ class FakeEngine:
         ids = (first + _hashed(salt, rank) % (end - first) for rank in range(_PALETTE))
         return salt, [Sampled(key, token) for token in ids], sequence.eos_from if plain else 0
 
-    def _answer(self, slices: Sequence[Slice]) -> list[Sampled | Failed]:
+    def _answer(self, slices: Sequence[Slice]) -> list[Answer]:
         # Runs per token: the hash stands here in full, since a call would double the cost.
         streams, rare, echo = self._streams, self._rare, self.config.mode is FakeMode.ECHO
-        answers: list[Sampled | Failed] = []
+        answers: list[Answer] = []
         for s in slices:
             if s.samples:
                 salt, palette, plain_until = streams[s.key]
@@ -166,6 +168,15 @@ class FakeEngine:
                     answer = palette[((salt ^ position * 0x9E3779B1) * 0x85EBCA6B & 0xFFFFFFFF) >> 26]
                 answers.append(answer if position < plain_until and not s.suppress else rare(s, answer.token_id))
         return answers
+
+    def _scores(self, slices: Sequence[Slice]) -> list[Answer]:
+        """Made-up logprobs of prompt ids, as made up as those of drawn ones."""
+        vocab_size = self.config.vocab_size
+        return [
+            PromptLogprobs(s.key, s.start + 1, [_logprobs(token, s.scored_top, vocab_size) for token in s.scored_ids])
+            for s in slices
+            if s.scored_ids
+        ]
 
     def _rare(self, s: Slice, token: int) -> Sampled | Failed:
         """Injected failures, constraints, end-of-text, suppressed ids, logprobs."""

@@ -14,7 +14,7 @@ from services.scheduler.model.kv_cache import KvCache
 from services.scheduler.model.loading import Model
 
 Forward = Callable[[Sequence[Slice]], torch.Tensor]
-"""Computes all slices, and returns logits (slices that sample, vocab_size) in their order."""
+"""Computes all slices; returns logits (rows, vocab_size): of slices that sample, in their order, then of scored ids."""
 
 
 class EagerForward:
@@ -38,7 +38,9 @@ def _batch(slices: Sequence[Slice], ops: Ops, cache: KvCache) -> ForwardBatch:
     token_ids: list[int] = []
     positions: list[int] = []
     logit_rows: list[int] = []
+    scored_rows: list[int] = []
     for s in slices:
+        scored_rows += range(len(token_ids), len(token_ids) + len(s.scored_ids))
         token_ids += s.token_ids
         positions += range(s.start, s.start + len(s.token_ids))
         if s.samples:
@@ -48,7 +50,7 @@ def _batch(slices: Sequence[Slice], ops: Ops, cache: KvCache) -> ForwardBatch:
         token_ids=torch.tensor(token_ids, device=device),
         positions=torch.tensor(positions, device=device),
         attention_plan=ops.plan_attention(spans, cache.block_size, device),
-        logit_rows=torch.tensor(logit_rows, dtype=torch.int64, device=device),
+        logit_rows=torch.tensor(logit_rows + scored_rows, dtype=torch.int64, device=device),
     )
 
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import torch
 
 from kernels.ops import Ops
-from services.scheduler.engine.api import EngineInfo, Failed, Sampled, SamplingSpec, SequenceKey, Slice
+from services.scheduler.engine.api import Answer, EngineInfo, SamplingSpec, SequenceKey, Slice
 from services.scheduler.engine.cache_size import choose_context
 from services.scheduler.engine.forward import EagerForward, Forward
 from services.scheduler.engine.operations import choose_ops
+from services.scheduler.engine.sampling.prompt_scores import score_prompts
 from services.scheduler.engine.sampling.protocol import StepSampler
 from services.scheduler.engine.sampling.sampler import Sampler
 from services.scheduler.engine.settings import (
@@ -79,11 +80,14 @@ class TorchEngine:
         self._sampler.open(key, spec, prompt_ids, output_ids)
 
     @torch.inference_mode()
-    def step(self, slices: Sequence[Slice]) -> list[Sampled | Failed]:
+    def step(self, slices: Sequence[Slice]) -> list[Answer]:
         """Runs one forward pass; a row whose logits aren't finite fails alone."""
         if not slices:
             return []
-        return self._sampler.sample(self._forward(slices).float(), [s for s in slices if s.samples])
+        logits = self._forward(slices)
+        sampling, scored = [s for s in slices if s.samples], [s for s in slices if s.scored_ids]
+        drawn = self._sampler.sample(logits[: len(sampling)].float(), sampling)
+        return [*drawn, *score_prompts(logits[len(sampling) :], scored)]
 
     def close(self, key: SequenceKey) -> None:
         """Forgets a sequence."""

@@ -3,7 +3,7 @@ from collections.abc import Sequence
 import pytest
 
 from services.scheduler.batch import Opening, Plan
-from services.scheduler.engine.api import Failed, FailureKind, Sampled, SamplingSpec, SequenceKey, Slice
+from services.scheduler.engine.api import Answer, Failed, FailureKind, Sampled, SamplingSpec, SequenceKey, Slice
 from services.scheduler.engine.fake import FakeConfig, FakeEngine
 from services.scheduler.execution import execute
 
@@ -24,7 +24,7 @@ class MoodyEngine(FakeEngine):
             raise ValueError("not this one")
         super().open(key, spec, prompt_ids, output_ids)
 
-    def step(self, slices: Sequence[Slice]) -> list[Sampled | Failed]:
+    def step(self, slices: Sequence[Slice]) -> list[Answer]:
         self.stepped.append([part.key for part in slices])
         if self.error is not None:
             raise self.error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from services.scheduler.engine.api import Failed, Sampled, SamplingSpec, SequenceKey, Slice
+from services.scheduler.engine.api import Answer, SamplingSpec, SequenceKey, Slice
 from services.scheduler.engine.fake import FakeEngine
 
 
@@ -24,7 +24,7 @@ class WitnessEngine(FakeEngine):
         self._ids[key] = [*prompt_ids, *output_ids]
         self._prints[key] = []
 
-    def step(self, slices: Sequence[Slice]) -> list[Sampled | Failed]:
+    def step(self, slices: Sequence[Slice]) -> list[Answer]:
         for part in slices:
             self._check(part)
             self.computed_tokens += len(part.token_ids)

@@ -73,3 +73,12 @@ def test_the_earlier_of_both_deadlines_counts_and_ours_comes_before_the_callers(
     assert deadline_of(request, 1.0, 10.0) == pytest.approx(10.9)
     assert deadline_of(request, 0.1, 10.0) == pytest.approx(10.05)
     assert deadline_of(ValidRequest(request_id="r", prompt=TextPrompt("x")), None, 10.0) is None
+
+
+@pytest.mark.parametrize(("alternatives", "most"), [(0, 32768), (20, 1560)])
+def test_prompt_logprobs_are_refused_for_more_tokens_than_a_message_carries(alternatives: int, most: int) -> None:
+    request = ValidRequest(request_id="r", prompt=IdsPrompt((5,)), prompt_logprobs=alternatives)
+    pinned(request, most, 100_000)
+    with pytest.raises(InvalidRequest) as refused:
+        pinned(request, most + 1, 100_000)
+    assert refused.value.field == "options.output.prompt_logprobs"

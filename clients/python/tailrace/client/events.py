@@ -93,9 +93,10 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """All choices ended; nothing follows."""
+    """All choices ended; nothing follows. `prompt`: the prompt's tokens, where its logprobs were asked for."""
 
     usage: Usage
+    prompt: Sequence[TokenInfo] = ()
 
 
 Event = Started | Delta | Finish | Completed

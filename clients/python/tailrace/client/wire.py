@@ -41,7 +41,8 @@ def read_event(pb: generation_pb2.GenerationEvent) -> Event | None:
             return _read_finish(pb.finish)
         case "completed":
             usage = pb.completed.usage
-            return Completed(Usage(usage.prompt_tokens, usage.cached_prompt_tokens, usage.output_tokens))
+            told = Usage(usage.prompt_tokens, usage.cached_prompt_tokens, usage.output_tokens)
+            return Completed(told, _read_tokens(pb.completed.prompt))
         case _:
             return None
 
