@@ -140,9 +140,11 @@ def _context_length(text: PreTrainedConfig) -> int:
     whole = int(text.max_position_embeddings)
     if "chunked_attention" in (getattr(text, "layer_types", None) or ()):
         whole = min(whole, int(text.attention_chunk_size))
-    rope: Any = getattr(text, "rope_parameters", None) or {}
-    if rope.get("rope_type") in _ROPES_BY_LENGTH:
-        whole = min(whole, int(rope.get("original_max_position_embeddings") or whole))
+    parameters: dict[str, Any] = getattr(text, "rope_parameters", None) or {}
+    by_kind_of_layer = [value for value in parameters.values() if isinstance(value, dict)]
+    for rope in by_kind_of_layer or [parameters]:
+        if rope.get("rope_type") in _ROPES_BY_LENGTH:
+            whole = min(whole, int(rope.get("original_max_position_embeddings") or whole))
     return whole
 
 

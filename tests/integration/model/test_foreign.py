@@ -74,9 +74,9 @@ def test_the_triton_kernels_serve_it_too(tmp_path: Path) -> None:
 
 
 def test_where_angles_would_depend_on_a_neighbours_length_the_context_ends_before(tmp_path: Path) -> None:
-    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 64}
-    factors = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
-    save_small_model(tmp_path, config="Phi3Config", pad_token_id=0, rope_parameters=rope | factors)
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    original = {"rope_parameters": rope, "original_max_position_embeddings": 64}
+    save_small_model(tmp_path, config="Phi3Config", pad_token_id=0, **original)
     assert load_small_engine(tmp_path).info.context_length == 64
 
 
