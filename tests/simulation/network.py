@@ -118,6 +118,8 @@ class Network:
         """Hosts that answer nothing, not even a refusal."""
         self.unary_trouble = 0.0
         """How likely a unary call meets one of FATES."""
+        self.late_calls: dict[str, float] = {}
+        """How likely a unary call, such as "scheduler Submit", is given up and arrives later."""
         self.stream_trouble_s: float | None = None
         """After how long, on average, a stream is cut; None: never."""
         self._blocked_until: dict[frozenset[str], float] = {}
@@ -154,6 +156,7 @@ class Network:
     def clear_up(self) -> None:
         """Fine weather from now on; what was held up is on its way."""
         self.unary_trouble = 0.0
+        self.late_calls.clear()
         self.stream_trouble_s = None
         self._slow_until.clear()
 
@@ -179,8 +182,7 @@ class Network:
         if streams:
             if self.stream_trouble_s is not None:
                 world.after(world.random.expovariate(1 / self.stream_trouble_s), partial(self._cut_stream, wire))
-        elif self.unary_trouble and world.chance(self.unary_trouble):
-            fate = FATES[world.random.randrange(len(FATES))]
+        elif fate := self._fate_of(f"{wire.host.partition('-')[0]} {wire.client.method}"):
             world.count(f"unary call: {fate}")
             world.tell(wire.caller.name, f"(its {wire.client.method} is going to be {fate})")
             if fate == "lost":
@@ -196,6 +198,15 @@ class Network:
     def forget(self, wire: Wire) -> None:
         """The call is over on both sides."""
         self._wires.pop(wire, None)
+
+    def _fate_of(self, what: str) -> str:
+        """What becomes of a unary call; empty: it goes well."""
+        random = self.world.random
+        if what in self.late_calls and random.random() < self.late_calls[what]:
+            return "overtaken"
+        if self.unary_trouble and random.random() < self.unary_trouble:
+            return FATES[random.randrange(len(FATES))]
+        return ""
 
     def _cut_stream(self, wire: Wire) -> None:
         if wire in self._wires and self.stream_trouble_s is not None:

@@ -14,18 +14,23 @@ from services.text.vocabulary import Vocabulary
 from tests.simulation.model import eos_id, vocabulary
 from tests.simulation.request import Behaviour, Request
 
-TROUBLE_S = (0.5, 4.5)
+TROUBLE_S = (0.5, 5.0)
 """Between these moments things go wrong; afterwards everything is mended."""
 
 KINDS = (
-    *("kill",) * 5, *("pause",) * 4, *("cut",) * 3, *("block",) * 2, *("unary trouble",) * 3, *("stream trouble",) * 2,
-    "drain", "kill silently", "slow down",
+    *("kill",) * 5, *("pause",) * 4, *("cut",) * 3, *("unary trouble",) * 3, *("block",) * 2, *("late calls",) * 2,
+    *("stream trouble",) * 2, "drain", "kill silently", "slow down",
 )  # fmt: skip
 
 NEIGHBOURS = (
     *(("gateway", "tokenizer"),) * 2, ("tokenizer", "detokenizer"), ("tokenizer", "scheduler"),
     ("detokenizer", "scheduler"),
 )  # fmt: skip
+
+CALLS = (
+    *(f"scheduler {method}" for method in ("Submit", "Abort", "Release", "Claim", "Reconcile")),
+    *(f"tokenizer {method}" for method in ("Open", "Attach", "Release")),
+)
 
 STOPS = ("the", " quick", "\n", "ab", "🙂", " the quick", "世é", "own fox")
 
@@ -62,7 +67,8 @@ class Fault:
     """One thing that goes wrong.
 
     `kind`: "kill", "kill silently" (with its machine), "pause", "drain", "slow down" a process; "cut" or "block"
-    between two; "unary trouble", "stream trouble" everywhere. `lasts_s`: until it is mended or started again.
+    between two; "unary trouble", "stream trouble", "late calls" of one kind everywhere. `lasts_s`: until it is mended
+    or started again.
     """
 
     at: float
@@ -103,7 +109,9 @@ def plan_of(seed: int) -> Plan:
         rivals = _rivals(random, shape)
         callers += rivals
         if random.random() < 0.5:
-            faults.append(Fault(at=max(rivals[0].at, TROUBLE_S[0]), kind="unary trouble", strength=0.7, lasts_s=3.0))
+            call = random.choice(("scheduler Abort", "scheduler Abort", "scheduler Release", "scheduler Submit"))
+            at = max(rivals[0].at, TROUBLE_S[0])
+            faults.append(Fault(at=at, kind="late calls", other=call, strength=0.8))
     return Plan(
         seed=seed,
         shape=shape,
@@ -221,6 +229,8 @@ def _fault(random: Random, shape: Shape) -> Fault:
             strength = random.choice((0.05, 0.5))
         case "unary trouble":
             process, strength, lasts_s = "", random.choice((0.2, 0.6)), 3.0
+        case "late calls":
+            process, other, strength = "", random.choice(CALLS), 0.8
         case "stream trouble":
             process, strength, lasts_s = "", random.choice((0.5, 3.0)), 3.0
         case "drain":

@@ -31,14 +31,14 @@ from services.tokenizer.gateway_streams import Gateway, GatewayStream
 class Bug:
     """A bug, as what it does wrong; `owner.name` is replaced by what `spoil` makes of the right one.
 
-    `found_by`: a seed that is known to find it.
+    `story`: a course of things in which it does harm.
     """
 
     what: str
     owner: Any
     name: str
     spoil: Callable[[Any], Any]
-    found_by: int = 0
+    story: str
 
     @contextmanager
     def planted(self) -> Iterator[None]:
@@ -82,14 +82,20 @@ def _aborts_by_label(right: Any) -> Any:
 
 def _evicts_the_oldest(_: Any) -> Any:
     def check_room(self: Ledger, request: object) -> None:
-        while len(self._book.entries) >= self._max_open:
-            entry = next(iter(self._book.entries))
-            for attempt in entry.attempts:
-                self._book.attempts.pop(attempt.attempt_id, None)
-            self._book.entries.pop(entry)
-            self._book.current.pop(entry.key, None)
+        live = [entry for entry in self if not entry.completed]
+        if len(live) >= self._max_open:
+            self._book.end(live[0], FinishReason.ABORTED, live[0].progress_at)
+            for reader in live[0].readers:
+                reader.mark()
 
     return check_room
+
+
+def _releases_for_anybody(right: Any) -> Any:
+    def release(self: SchedulerCore, attempt_ids: Iterable[int], now: float, sender: object = None) -> list[Effect]:
+        return right(self, attempt_ids, now)  # type: ignore[no-any-return]  # the right one's
+
+    return release
 
 
 def _ends_as_it_stands(_: Any) -> Any:
@@ -133,22 +139,86 @@ def _ignores_offsets(right: Any) -> Any:
     return starts_over
 
 
+ONE_ASKS = "0.50 alice asks gateway-1 for 20 tokens"
+ONE_LEAVES = "0.50 alice asks gateway-1 for 60 tokens, leaves after 0.3 s"
+A_SCHEDULER_DIES = """
+0.50 alice asks gateway-1 for 60 tokens
+0.90 scheduler-1 is killed for 0.5 s
+"""
+A_SUBMIT_COMES_LATE = """
+0.40 every Submit to a scheduler comes late
+0.50 alice asks tokenizer-1 for 4 tokens
+0.60 bob asks tokenizer-1 for 4 tokens
+0.70 carol asks tokenizer-1 for 4 tokens
+"""
+
 BUGS = (
-    Bug("a replayed row is appended without a look at where it stands", ChoiceLog, "_beyond", _appends_what_it_has),
-    Bug("a request is released at its first token", Attempt, "release_is_due", _is_due_at_the_first_token),
-    Bug("an abort goes by the label", SchedulerCore, "abort", _aborts_by_label),
-    Bug("a released attempt's log stays in its route", Publisher, "_remove", _does_nothing),
-    Bug("a released attempt has no tombstone", Tombstones, "add", _does_nothing),
-    Bug("a full ledger evicts its oldest request", Ledger, "check_room", _evicts_the_oldest),
-    Bug("a lease never ends", Leases, "take_expired", _does_nothing),
-    Bug("an attempt's loss ends the answer", Failover, "lost", _ends_as_it_stands),
-    Bug("a retried Submit is a second attempt", SchedulerCore, "submit", _takes_every_submit_for_a_new_one),
-    Bug("a gateway's new call goes on where the old one stood", GatewayStream, "rewind", _does_nothing),
-    Bug("a caller who comes back is given everything again", AnswerCursor, "__init__", _ignores_offsets),
-    Bug("a stream whose caller left early may still be opened", Gateway, "bury", _does_nothing),
-    Bug("a gateway tells of delivered answers alone", Releases, "add", _tells_of_delivered_ones_alone),
-    Bug("news on top of news cancels it", Outbox, "mark", _forgets_one_that_is_marked_again),
-    Bug("an ended sequence keeps its blocks", BlockPool, "give_back", _does_nothing),
-    Bug("a lost attempt is not missed", Attempts, "_lose", _does_nothing),
-    Bug("a departed caller's request runs on", Ledger, "left", _does_nothing),
-)
+    Bug(
+        "a replayed row is appended without a look at where it stands", ChoiceLog, "_beyond", _appends_what_it_has,
+        "0.50 alice asks gateway-1 for 40 tokens\n0.90 tokenizer-1 and detokenizer-1 are cut",
+    ),
+    Bug("a request is released at its first token", Attempt, "release_is_due", _is_due_at_the_first_token, ONE_ASKS),
+    Bug(
+        "an abort goes by the label", SchedulerCore, "abort", _aborts_by_label,
+        """
+        with steps of 60 ms
+        0.45 every Abort to a scheduler comes late
+        0.50 alice asks tokenizer-1 for 60 tokens as "x", aborts after 0.2 s
+        1.20 bob asks tokenizer-1 for 90 tokens of "Another" as "x"
+        """,
+    ),
+    Bug(
+        "a tokenizer that wakes up may still release what was claimed from it",
+        SchedulerCore, "release", _releases_for_anybody,
+        """
+        with 2 tokenizers, steps of 60 ms
+        0.50 alice asks gateway-1 for 90 tokens without failover
+        0.90 tokenizer-1 is paused for 4.0 s
+        """,
+    ),
+    Bug("a released attempt's log stays in its route", Publisher, "_remove", _does_nothing, ONE_ASKS),
+    Bug("a released attempt has no tombstone", Tombstones, "add", _does_nothing, A_SUBMIT_COMES_LATE),
+    Bug("a retried Submit is a second attempt", SchedulerCore, "submit", _takes_every_submit_for_a_new_one,
+        A_SUBMIT_COMES_LATE.replace("4 tokens", "90 tokens")),
+    Bug(
+        "a full ledger evicts its oldest request", Ledger, "check_room", _evicts_the_oldest,
+        """
+        with room for 2 open, steps of 30 ms
+        0.50 alice asks tokenizer-1 for 60 tokens
+        0.60 bob asks tokenizer-1 for 60 tokens
+        0.70 carol asks tokenizer-1 for 60 tokens
+        """,
+    ),
+    Bug(
+        "a lease never ends", Leases, "_start_grace", _does_nothing,
+        "0.50 alice asks tokenizer-1 for 60 tokens\n0.90 tokenizer-1 is killed for 0.5 s",
+    ),
+    Bug("an attempt's loss ends the answer", Failover, "lost", _ends_as_it_stands, A_SCHEDULER_DIES),
+    Bug("a lost attempt is not missed", Attempts, "lose", _does_nothing, A_SCHEDULER_DIES),
+    Bug(
+        "a gateway's new call goes on where the old one stood", GatewayStream, "rewind", _does_nothing,
+        """
+        with steps of 10 ms
+        0.50 alice asks gateway-1 for 90 tokens
+        0.60 bob asks gateway-1 for 90 tokens
+        0.80 gateway-1 and tokenizer-1 are cut
+        1.10 gateway-1 and tokenizer-1 are cut
+        """,
+    ),
+    Bug(
+        "a caller who comes back is given everything again", AnswerCursor, "__init__", _ignores_offsets,
+        "0.50 alice asks tokenizer-1 for 60 tokens, detached, leaves after 0.4 s, is back after 0.4 s",
+    ),
+    Bug(
+        "a stream whose caller left early may still be opened", Gateway, "bury", _does_nothing,
+        """
+        0.40 every Open to a tokenizer comes late
+        0.50 alice asks gateway-1 for 4 tokens, leaves after 0.1 s
+        0.60 bob asks gateway-1 for 4 tokens, leaves after 0.1 s
+        """,
+    ),
+    Bug("a gateway tells of delivered answers alone", Releases, "add", _tells_of_delivered_ones_alone, ONE_LEAVES),
+    Bug("a departed caller's request runs on", Ledger, "left", _does_nothing, ONE_LEAVES),
+    Bug("news on top of news cancels it", Outbox, "mark", _forgets_one_that_is_marked_again, ONE_ASKS),
+    Bug("an ended sequence keeps its blocks", BlockPool, "give_back", _does_nothing, ONE_ASKS),
+)  # fmt: skip

@@ -68,8 +68,14 @@ _accept_rightly = SchedulerCore._accept
 
 
 def _accept(self: SchedulerCore, attempt: Attempt, now: float) -> Any:
-    """In one incarnation an attempt begins once: a second time it was retried as another one, or revived."""
+    """In one incarnation an attempt begins once: a second time it was retried as another one, or revived.
+
+    And none begins for an owner from whom the request was claimed.
+    """
     submission = attempt.submission
+    fence = self._ownership.fence_of(submission)
+    if submission.fence < fence:
+        _world().violated(f"{submission.request_id} has fence {fence}, and an attempt of {submission.fence} begins")
     began: dict[object, str] = self.__dict__.setdefault("began", {})
     for key in (submission.attempt_id, (submission.route, submission.attempt_number)):
         if key in began:

@@ -139,6 +139,8 @@ class Run:
                 self.network.slow_down(fault.process, mend_at - self.world.now, fault.strength)
             case "unary trouble":
                 self.network.unary_trouble = fault.strength
+            case "late calls":
+                self.network.late_calls[fault.other] = fault.strength
             case "stream trouble":
                 self.network.stream_trouble_s = fault.strength
             case _:

@@ -7,8 +7,9 @@
     in the end alice has LENGTH with 40 tokens
 
 An ask may go on with `as "label"`, `of "prompt"`, `stopping at "text"`, `in 2 choices`, `within 0.2 s`, `detached`,
-`reading every 0.5 s`, and with `aborts after`, `leaves after` (and `is back after`) so many seconds. Processes are
-killed, paused or drained `for` a while; two of them are cut, or cut off `for` a while.
+`without failover`, `reading every 0.5 s`, and `aborts after`, `leaves after`, `is back after` so many seconds.
+Processes are killed, paused or drained `for` a while; two of them are cut, or cut off `for` a while. From a moment on
+every call of a kind comes late, long after it was given up: `0.50 every Submit to a scheduler comes late`.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def read_story(text: str) -> Story:
     """Raises Unreadable, naming the line."""
     story = Story()
     for line in filter(None, (line.partition("#")[0].strip() for line in text.splitlines())):
-        if not any(form(story, line) for form in (_with, _ask, _strike, _part, _end)):
+        if not any(form(story, line) for form in (_with, _ask, _strike, _part, _late, _end)):
             raise Unreadable(line)
     return story
 
@@ -87,6 +88,8 @@ def _with(story: Story, line: str) -> bool:
             story.shape = replace(story.shape, step_s=int(found[1]) / 1000)
         elif found := re.fullmatch(r"room for (\d+) running and (\d+) waiting", part):
             story.shape = replace(story.shape, max_running=int(found[1]), max_waiting=int(found[2]))
+        elif found := re.fullmatch(r"room for (\d+) open", part):
+            story.shape = replace(story.shape, max_open=int(found[1]))
         elif part == "an engine that repeats the prompt":
             story.shape = replace(story.shape, echo=True)
         else:
@@ -125,6 +128,7 @@ _CLAUSES: dict[str, Callable[[Behaviour, str], Behaviour]] = {
     r'stopping at "([^"]+)"': lambda asking, text: _asking(stop=(text,))(asking),
     r"in (\d+) choices": lambda asking, n: _asking(n=int(n))(asking),
     r"within ([\d.]+) s": lambda asking, seconds: _asking(timeout_s=float(seconds))(asking),
+    r"without failover": lambda asking, _: _asking(never_fail_over=True)(asking),
     r"detached": lambda asking, _: _asking(detach=True)(asking),
     r"reading every ([\d.]+) s": lambda asking, seconds: replace(asking, pause_s=float(seconds)),
     r"aborts after ([\d.]+) s": lambda asking, seconds: replace(asking, aborts_after=float(seconds)),
@@ -148,6 +152,14 @@ def _part(story: Story, line: str) -> bool:
         kind, lasts_s = ("block", float(found[4])) if found[4] else ("cut", 0.0)
         at, process, other = float(found[1]), found[2], found[3]
         story.faults.append(Fault(at=at, kind=kind, process=process, other=other, lasts_s=lasts_s))
+    return bool(found)
+
+
+def _late(story: Story, line: str) -> bool:
+    found = re.fullmatch(r"([\d.]+) every (\w+) to an? (\w+) comes late", line)
+    if found:
+        call = f"{found[3]} {found[2]}"
+        story.faults.append(Fault(at=float(found[1]), kind="late calls", other=call, strength=0.8))
     return bool(found)
 
 

@@ -55,6 +55,8 @@ class World:
                 raise self.violation
             if self._count > MAX_HAPPENINGS:
                 raise Violation(f"more than {MAX_HAPPENINGS} things have happened: something never rests")
+        if self.violation is not None:
+            raise self.violation
         self.now = max(self.now, until)
 
     def stop(self) -> None:
