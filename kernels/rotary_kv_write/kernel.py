@@ -88,9 +88,10 @@ def rotary_kv_write_triton(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Shapes as in `rotary_kv_write`; fp32, bf16 and fp16, caches in the same or in fp8 (e4m3, from sm_89 on).
 
-    The heads of a row lie side by side; caches are contiguous.
+    Rows may lie apart; caches are contiguous.
     """
     rows, heads, head_dim = query.shape
+    query, keys, values = (_heads_side_by_side(x) for x in (query, keys, values))
     kv_heads = keys.shape[1]
     query_out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     keys_out = torch.empty(keys.shape, dtype=keys.dtype, device=keys.device)
@@ -120,3 +121,8 @@ def rotary_kv_write_triton(
             num_warps=4,
         )
     return query_out, keys_out
+
+
+def _heads_side_by_side(x: torch.Tensor) -> torch.Tensor:
+    """As the kernel reads a row: head after head; copied where they don't lie so."""
+    return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()

@@ -15,6 +15,7 @@ from services.scheduler.engine.settings import TorchEngineConfig
 from services.scheduler.engine.torch_engine import load_engine
 from tests.engine_driver import Job, run
 from tests.integration.model.small_models import VOCAB_SIZE, save_small_model
+from tests.integration.model.test_foreign import MODELS as FOREIGN
 from tests.integration.model.test_native import MODELS
 
 TOKENS = 8
@@ -51,6 +52,12 @@ def test_triton_gives_the_cpu_paths_ids(name: str, tmp_path: Path, device: torch
 
 def test_triton_gives_the_cpu_paths_ids_in_a_mixed_batch(tmp_path: Path, device: torch.device) -> None:
     compare("Llama 3 (grouped queries, scaled RoPE)", tmp_path, device, [3, 13])
+
+
+def test_a_model_that_transformers_computes_attends_by_triton_too(tmp_path: Path, device: torch.device) -> None:
+    save_small_model(tmp_path, **FOREIGN["DeepSeek 3 (keys longer than values)"])
+    expected = ids_by(reference_ops(), tmp_path, torch.device("cpu"), [6])
+    assert ids_by(triton_ops(), tmp_path, device, [6]) == expected
 
 
 @pytest.mark.slow
