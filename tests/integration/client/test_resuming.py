@@ -149,6 +149,19 @@ async def test_the_next_address_is_asked_when_one_dies(server: ScriptedServer) -
         assert await client.detokenize([104]) == "h"
 
 
+async def test_a_request_that_was_not_accepted_is_asked_once_more_and_at_every_other_server(
+    server: ScriptedServer,
+) -> None:
+    server.script, server.status = [], CUT
+    async with Client(server.address) as client:
+        with pytest.raises(Unreachable):
+            await client.generate("p").whole()
+    assert len(server.requests) == 2
+    async with serving() as other, Client(server.address, "127.0.0.1:1", other.address) as client:
+        assert await client.generate("p").text() == "hé🙂"
+    assert len(server.requests) == 3
+
+
 async def test_a_handle_that_was_written_down_goes_on_in_another_process(server: ScriptedServer) -> None:
     server.script, server.hangs = [HERE, FIRST], True
     async with Client(server.address) as client, client.generate("p") as stream:

@@ -31,6 +31,9 @@ class Servers:
         self._stubs = [generation_pb2_grpc.GenerationServiceStub(channel) for channel in self._channels]
         self._turn = 0
 
+    def __len__(self) -> int:
+        return len(self._stubs)
+
     @property
     def stub(self) -> generation_pb2_grpc.GenerationServiceAsyncStub:
         """The one whose turn it is."""

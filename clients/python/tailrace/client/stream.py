@@ -45,6 +45,7 @@ class Stream:
         self._resume_for_s = resume_for_s
         self._call: Call | None = None
         self._cancelled = asyncio.Event()
+        self._asked = 0
 
     def __aiter__(self) -> AsyncIterator[Event]:
         return self._events()
@@ -104,9 +105,10 @@ class Stream:
                 call.cancel()
             if isinstance(cause, Unreachable | StreamCut):
                 self._servers.turn_from(stub)
-            handle = await self._until_next_try(cause, patience)
-            self._law.cut()
-            start = _resuming(handle, self._servers)
+            await self._until_next_try(cause, patience)
+            if (handle := self._law.handle) is not None:
+                self._law.cut()
+                start = _resuming(handle, self._servers)
 
     async def _read(self, call: Call) -> AsyncIterator[Event]:
         """The events of one connection that are new to the reader."""
@@ -121,20 +123,28 @@ class Stream:
                 raise StreamCut("the stream was cancelled by its reader") from None
             raise
 
-    async def _until_next_try(self, cause: ClientError, patience: Patience) -> Handle:
-        """Returns when it is time to take the stream up again. Raises what ended it where that is of no use."""
-        handle = self._law.handle
-        if handle is None:
-            raise cause
-        pause_s = patience.pause_s(cause) if handle.resume_token and not self._cancelled.is_set() else None
+    async def _until_next_try(self, cause: ClientError, patience: Patience) -> None:
+        """Returns when it is time to go on, or to ask once more. Raises what ended it where that is of no use."""
+        pause_s = None if self._cancelled.is_set() else self._pause_s(cause, patience)
         if pause_s is None:
-            raise cause if isinstance(cause, StreamCut) else StreamCut(f"the stream was cut: {cause}") from cause
+            if not self._law.started or isinstance(cause, StreamCut):
+                raise cause
+            raise StreamCut(f"the stream was cut: {cause}") from cause
         try:
             async with asyncio.timeout(pause_s):
                 await self._cancelled.wait()
         except TimeoutError:
-            return handle
+            return
         raise StreamCut("the stream was cancelled by its reader")
+
+    def _pause_s(self, cause: ClientError, patience: Patience) -> float | None:
+        handle = self._law.handle
+        if handle is not None:
+            return patience.pause_s(cause) if handle.resume_token else None
+        # Nothing was told yet, so it may be asked again: once at every server, for one of them may have died just then.
+        self._asked += 1
+        again = isinstance(cause, Unreachable) and self._asked < max(2, len(self._servers))
+        return patience.pause_s(cause) if again else None
 
 
 def _resuming(handle: Handle, servers: Servers) -> Start:
