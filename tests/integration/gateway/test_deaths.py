@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,8 @@ import aiohttp
 import pytest
 
 from cli.stack import free_ports
-from tailrace.client import Answer, Client
+from tailrace.client import Answer, Client, Delta, Event, Options
+from tailrace.client.stream import join
 from tests.chaos.callers import Answer as SseAnswer
 from tests.chaos.callers import Question, ask_sse
 from tests.integration.tokenizer.tiny_model import write_tiny_model
@@ -22,7 +23,6 @@ from tests.killable import Killable
 STREAMS = 12
 TOKENS = 150
 PACE_MS = 8
-PAUSE_BEFORE_KILL_S = 0.4
 
 
 @pytest.fixture(scope="module")
@@ -63,16 +63,42 @@ async def system(model: Path, *, gateways: int = 1, tokenizers: int = 1) -> Asyn
         yield System(doors, heads, [f"http://127.0.0.1:{port}" for port in http_ports])
 
 
-async def ask(client: Client) -> list[Answer]:
+class Asking:
     """The same requests each time; none is named, so each time they are new ones."""
-    return await asyncio.gather(
-        *(
-            client.generate(
-                f"prompt {number}", seed=number, n=1 + number % 3, max_tokens=TOKENS, ignore_eos=True
-            ).whole()
-            for number in range(STREAMS)
-        )
-    )
+
+    def __init__(self, client: Client) -> None:
+        self._events: list[list[Event]] = [[] for _ in range(STREAMS)]
+        self._reading = [asyncio.create_task(self._read(client, number)) for number in range(STREAMS)]
+
+    async def until_tokens(self, count: int) -> None:
+        """Until every stream has so many tokens."""
+        await until(lambda: min(map(_tokens, self._events)) >= count)
+
+    async def answers(self) -> list[Answer]:
+        """All of them, whole."""
+        await asyncio.gather(*self._reading)
+        return [join(events, 1 + number % 3) for number, events in enumerate(self._events)]
+
+    async def _read(self, client: Client, number: int) -> None:
+        options: Options = {"seed": number, "n": 1 + number % 3, "max_tokens": TOKENS, "ignore_eos": True}
+        async for event in client.generate(f"prompt {number}", **options):
+            self._events[number].append(event)
+
+
+def _tokens(events: Sequence[Event]) -> int:
+    return sum(len(event.token_ids) for event in events if isinstance(event, Delta))
+
+
+async def ask(client: Client) -> list[Answer]:
+    """What they are told when nothing happens."""
+    return await Asking(client).answers()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Returns once the condition holds."""
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110  # what other processes have sent
+            await asyncio.sleep(0.01)
 
 
 def check_same(undisturbed: Sequence[Answer], disturbed: Sequence[Answer]) -> None:
@@ -86,12 +112,12 @@ def check_same(undisturbed: Sequence[Answer], disturbed: Sequence[Answer]) -> No
 async def test_a_killed_gateway_costs_our_clients_a_pause_and_not_a_byte(model: Path, gateways: int) -> None:
     async with system(model, gateways=gateways) as running, running.client() as client:
         undisturbed = await ask(client)
-        asking = asyncio.create_task(ask(client))
-        for _ in range(2):
-            await asyncio.sleep(PAUSE_BEFORE_KILL_S)  # somewhere in the middle, wherever that is
+        asking = Asking(client)
+        for tokens in (20, 60):
+            await asking.until_tokens(tokens)
             await running.gateways[0].kill()
             await running.gateways[0].start()
-        check_same(undisturbed, await asking)
+        check_same(undisturbed, await asking.answers())
 
 
 @pytest.mark.parametrize("tokenizers", [pytest.param(1, marks=pytest.mark.slow), 2], ids=["restarted", "another one"])
@@ -100,21 +126,21 @@ async def test_a_killed_tokenizer_costs_the_gateways_callers_a_pause_and_not_a_b
 ) -> None:
     async with system(model, tokenizers=tokenizers) as running, running.client(resume_for_s=0) as client:
         undisturbed = await ask(client)
-        asking = asyncio.create_task(ask(client))
-        await asyncio.sleep(PAUSE_BEFORE_KILL_S)
+        asking = Asking(client)
+        await asking.until_tokens(20)
         await running.tokenizers[0].kill()
         await running.tokenizers[0].start()
-        check_same(undisturbed, await asking)
+        check_same(undisturbed, await asking.answers())
 
 
 @pytest.mark.slow
 async def test_a_stopped_tokenizer_is_left_for_another_one_and_changes_nothing_when_it_wakes(model: Path) -> None:
     async with system(model, tokenizers=2) as running, running.client(resume_for_s=0) as client:
         undisturbed = await ask(client)
-        asking = asyncio.create_task(ask(client))
-        await asyncio.sleep(PAUSE_BEFORE_KILL_S)
+        asking = Asking(client)
+        await asking.until_tokens(20)
         running.tokenizers[0].send(signal.SIGSTOP)
-        check_same(undisturbed, await asking)
+        check_same(undisturbed, await asking.answers())
         running.tokenizers[0].send(signal.SIGCONT)
         check_same(undisturbed, await ask(client))
 
@@ -126,7 +152,7 @@ async def test_an_event_source_goes_on_at_another_gateway_when_its_own_is_killed
         await asyncio.gather(*(ask_sse(session, running.http[1:], answer) for answer in undisturbed))
         disturbed = [SseAnswer(question) for question in questions]
         asking = asyncio.gather(*(ask_sse(session, running.http, answer) for answer in disturbed))
-        await asyncio.sleep(PAUSE_BEFORE_KILL_S)
+        await until(lambda: min(len(answer.text) for answer in disturbed) >= 20)
         await running.gateways[0].kill()
         await running.gateways[0].start()
         await asking
