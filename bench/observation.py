@@ -3,8 +3,8 @@
     python -m bench.observation [--runs 7] [--streams 256] [--pace-ms 20] [--window-s 10]
 
 One stack for all runs, which alternate: unobserved, observed, and again; the figure is the ratio of the two medians.
-Observed, each process's /metrics is read each second, and each admin port is asked for everything it holds, as
-`tailrace top` does. CPU is utime + stime of the four services; the observer's own is not counted.
+Observed, each process's /metrics is read each second, and each admin port is asked as `tailrace top` asks it. CPU is
+utime + stime of the four services; the observer's own is not counted.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from bench.meter import FAKE_IDS, Window
 from bench.services_under_test import Stack, running
 from cli.loop import Loop
 from cli.model_source import model_directory
+from cli.top import ASKED
 
 OUT = Path("build/bench/observation.json")
 INTERVAL_S = 1.0
@@ -88,7 +89,9 @@ async def _observer(stack: Stack) -> AsyncIterator[None]:
     async def observe() -> None:
         async with Loop(list(stack.admin.items())) as loop, aiohttp.ClientSession() as session:
             while True:
-                await asyncio.gather(loop.look(), *(_scrape(session, port) for port in stack.metrics_ports.values()))
+                await asyncio.gather(
+                    loop.look(ASKED), *(_scrape(session, port) for port in stack.metrics_ports.values())
+                )
                 await asyncio.sleep(INTERVAL_S)
 
     task = asyncio.create_task(observe())

@@ -149,9 +149,10 @@ class Loop:
         for channel in self._channels.values():
             await channel.close()
 
-    async def look(self) -> Snapshot:
-        """Asks all at once, for everything that they hold; none is waited for longer than the bound."""
-        return await self._ask_all(admin_pb2.ListRequestsRequest(page_size=PAGE, brief=True))
+    async def look(self, oldest: int = PAGES_MAX * PAGE) -> Snapshot:
+        """Asks all at once, for the oldest requests that they hold; none is waited for longer than the bound."""
+        pages = -(-oldest // PAGE)
+        return await self._ask_all(admin_pb2.ListRequestsRequest(page_size=min(oldest, PAGE), brief=True), pages)
 
     async def find(self, request_id: str) -> Snapshot:
         """Asks all for one request, ended lately or not; detokenizers, which know attempts only, for its attempt."""
@@ -165,15 +166,15 @@ class Loop:
         pairs = zip(by_label.processes, by_attempt.processes, strict=True)
         return Snapshot(by_attempt.at, tuple(b if a.service == "detokenizer" else a for a, b in pairs))
 
-    async def _ask_all(self, request: admin_pb2.ListRequestsRequest) -> Snapshot:
-        asked = (self._ask(name, address, request) for name, address in self._addresses)
+    async def _ask_all(self, request: admin_pb2.ListRequestsRequest, pages: int = PAGES_MAX) -> Snapshot:
+        asked = (self._ask(name, address, request, pages) for name, address in self._addresses)
         return Snapshot(time.monotonic(), tuple(await asyncio.gather(*asked)))
 
-    async def _ask(self, name: str, address: str, request: admin_pb2.ListRequestsRequest) -> Process:
+    async def _ask(self, name: str, address: str, request: admin_pb2.ListRequestsRequest, most: int) -> Process:
         stub = admin_pb2_grpc.InspectionServiceStub(self._channels[address])
         try:
             async with asyncio.timeout(ASK_TIMEOUT_S):
-                pages = [page async for page in _pages(stub, request)]
+                pages = [page async for page in _pages(stub, request, most)]
         except TimeoutError:
             return Process(address=address, known=name, why_not=SILENT, hangs=True)
         except grpc.aio.AioRpcError as error:
@@ -191,11 +192,11 @@ class Loop:
 
 
 async def _pages(
-    stub: admin_pb2_grpc.InspectionServiceAsyncStub, request: admin_pb2.ListRequestsRequest
+    stub: admin_pb2_grpc.InspectionServiceAsyncStub, request: admin_pb2.ListRequestsRequest, most: int
 ) -> AsyncIterator[admin_pb2.ListRequestsResponse]:
     asked = admin_pb2.ListRequestsRequest()
     asked.CopyFrom(request)
-    for _ in range(PAGES_MAX):
+    for _ in range(most):
         page = await stub.ListRequests(asked, timeout=ASK_TIMEOUT_S)
         yield page
         if not page.next_page_token:

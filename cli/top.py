@@ -24,7 +24,10 @@ from cli.exit_code import ExitCode
 from cli.loop import Flow, Loop, Process, Snapshot
 
 FIRST_LOOK_S = 0.5
-OLDEST = 10
+SHOWN = 10
+ASKED = 100
+"""Requests asked for, the oldest: what looking costs must not grow with what is open."""
+
 PHASES = ("SUBMITTING", "WAITING", "PREFILL", "DECODE", "ENDED", "RELEASING")
 
 
@@ -41,19 +44,19 @@ def main(argv: Sequence[str]) -> int:
 
 async def _top(addresses: Sequence[Named], interval_s: float, *, once: bool) -> int:
     async with Loop(addresses) as loop:
-        before = await loop.look()
+        before = await loop.look(ASKED)
         if not any(process.answered for process in before.processes):
             print("tailrace top: no process of Tailrace answers; see `tailrace doctor`", file=sys.stderr)
             return ExitCode.UNREACHABLE
         await asyncio.sleep(min(FIRST_LOOK_S, interval_s))
-        now = await loop.look()
+        now = await loop.look(ASKED)
         if once:
             Console(highlight=False).print(picture(before, now))
             return ExitCode.OK
         with Live(picture(before, now), screen=True, auto_refresh=False) as live:
             while True:
                 await asyncio.sleep(interval_s)
-                before, now = now, await loop.look()
+                before, now = now, await loop.look(ASKED)
                 live.update(picture(before, now), refresh=True)
 
 
@@ -62,11 +65,16 @@ def picture(before: Snapshot, now: Snapshot) -> RenderableType:
     flows = list(now.flows().values())
     return Group(
         _processes(before, now),
-        _framed("requests by phase", _phases(flows)),
+        _framed(f"requests by phase{_part(now)}", _phases(flows)),
         _framed("KV blocks", _memory(now)),
-        _framed("tokens on their way", _lags(flows)),
+        _framed(f"tokens on their way{_part(now)}", _lags(flows)),
         _framed("oldest requests", _oldest(flows)),
     )
+
+
+def _part(now: Snapshot) -> str:
+    """Says so where not everything was asked for."""
+    return "" if all(p.listed_all for p in now.processes if p.answered) else f", of the {ASKED} oldest"
 
 
 def _framed(title: str, content: RenderableType) -> Panel:
@@ -162,7 +170,7 @@ def _oldest(flows: Sequence[Flow]) -> RenderableType:
     table = Table(box=None, header_style="dim", pad_edge=False)
     for heading in ("request", "age", "idle", "caller", "engine", "tokens", "waits for"):
         table.add_column(heading, justify="right" if heading in ("age", "idle", "tokens") else "left")
-    for flow, view in known[:OLDEST]:
+    for flow, view in known[:SHOWN]:
         waits = view.waits_for or (flow.scheduler.waits_for if flow.scheduler is not None else "")
         table.add_row(
             escape(flow.name),
