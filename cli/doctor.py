@@ -80,18 +80,26 @@ def main(argv: Sequence[str]) -> int:
 
 
 async def examine(addresses: Sequence[Named]) -> Diagnosis:
-    """Looks twice, and a third time before it says that something is stuck."""
+    """Looks twice, and a third time before it says that something is stuck or lets a late answer pass."""
     async with Loop(addresses) as loop:
         before = await loop.look()
         await asyncio.sleep(LOOK_S)
         now = await loop.look()
         diagnosis = Diagnosis(diagnose(before, now), before, now)
-        surely = now.at - before.at >= CONFIRM_S  # a process that hangs has made both looks slow
-        if surely or not diagnosis.stuck or not diagnosis.reached:
+        if not needs_another_look(diagnosis):
             return diagnosis
         await asyncio.sleep(CONFIRM_S)
-        now = await loop.look()
-        return Diagnosis(diagnose(before, now), before, now)
+        last = await loop.look()
+        return Diagnosis(diagnose(now, last), now, last)
+
+
+def needs_another_look(diagnosis: Diagnosis) -> bool:
+    """Whether two looks don't settle it: a process fell silent between them, or they were too close for a verdict."""
+    before, now = diagnosis.before, diagnosis.now
+    if any(was.answered and not process.answered for was, process in zip(before.processes, now.processes, strict=True)):
+        return True
+    surely = now.at - before.at >= CONFIRM_S  # a process that hangs has made both looks slow
+    return diagnosis.stuck and bool(diagnosis.reached) and not surely
 
 
 def show(diagnosis: Diagnosis, console: Console) -> None:

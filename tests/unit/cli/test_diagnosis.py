@@ -8,6 +8,7 @@ import pytest
 
 from cli.diagnosis import RULES, diagnose
 from cli.diagnosis.finding import Severity, in_words
+from cli.doctor import Diagnosis, needs_another_look
 from cli.loop import Process, Snapshot
 from services.protocol.hello import Hello
 from services.protocol.views import (
@@ -232,6 +233,18 @@ def test_a_process_that_is_not_ready_is_told_only_where_nothing_explains_it() ->
 
 def test_a_late_answer_is_no_hang_until_it_is_late_again() -> None:
     assert codes(World(), World().mute("gateway", hangs=True)) == []
+
+
+def test_two_looks_settle_what_is_healthy_and_no_silence_that_begins_between_them() -> None:
+    def unsettled(before: World, now: World, seconds: float = 0.5) -> bool:
+        first, second = before.seen(), replace(now.seen(), at=seconds)
+        return needs_another_look(Diagnosis(diagnose(first, second), first, second))
+
+    assert not unsettled(World(10), World(20))
+    assert unsettled(World(), World().mute("gateway", hangs=True)), "it may be late, or hang"
+    hung = World().mute("gateway", hangs=True)
+    assert not unsettled(hung, hung, seconds=2.0), "it was waited for twice"
+    assert unsettled(World().at("scheduler", log=15, cursor=12), World().at("scheduler", log=15, cursor=12))
 
 
 def test_every_rule_is_a_pure_function_of_two_looks() -> None:
