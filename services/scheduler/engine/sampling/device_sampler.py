@@ -92,15 +92,20 @@ class DeviceSampler:
         rows = [self._row(s, self._sequences[s.key]) for s in slices]
         raw = best_of(logits)
         asked = [place for place, row in enumerate(rows) if row.sequence.spec.logprobs is not None]
-        kept = self._logprobs(logits, raw, asked)
+        logprobs = self._logprobs(logits, raw, asked)
         best = best_of(logits) if self._adjust(logits, rows) else raw
         tokens = self._draw(logits, best, rows)
-        details = self._details(kept, tokens, asked, rows)
-        told = torch.stack((tokens, raw.logits.view(torch.int32), best.logits.view(torch.int32))).cpu()  # the one wait
-        sound, possible = told[1:].view(torch.float32).isfinite().tolist()
+        wanted = [min(rows[place].sequence.spec.logprobs or 0, self._vocab_size) for place in asked]
+        ids, sound, possible, *told = _on_the_host(
+            tokens,
+            raw.logits.isfinite(),
+            best.logits.isfinite(),
+            *(self._told(logprobs, tokens, asked, max(wanted)) if logprobs is not None else ()),
+        )
+        details = dict(zip(asked, _details(wanted, told), strict=True))
         return [
-            self._answer(row, token, details.get(place), sound[place], possible[place])
-            for place, (row, token) in enumerate(zip(rows, told[0].tolist(), strict=True))
+            self._answer(row, int(ids[place]), details.get(place), bool(sound[place]), bool(possible[place]))
+            for place, row in enumerate(rows)
         ]
 
     def _row(self, s: Slice, sequence: _Sequence) -> _Row:
@@ -190,20 +195,11 @@ class DeviceSampler:
         at = torch.tensor(asked).to(self._device, non_blocking=True)
         return (logits[at] - raw.log_totals[at].unsqueeze(1)).clamp_(min=LOGPROB_FLOOR)
 
-    def _details(
-        self, kept: Tensor | None, tokens: Tensor, asked: Sequence[int], rows: Sequence[_Row]
-    ) -> dict[int, Logprobs]:
-        if kept is None:
-            return {}
-        wanted = [min(rows[place].sequence.spec.logprobs or 0, self._vocab_size) for place in asked]
-        values, ids = kept.topk(max(wanted), dim=1)
+    def _told(self, logprobs: Tensor, tokens: Tensor, asked: Sequence[int], most: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Of each row that asked: its token's own logprob, the best ids, and theirs."""
         at = torch.tensor(asked).to(self._device, non_blocking=True)
-        own = kept.gather(1, tokens[at].long().unsqueeze(1))
-        both = torch.cat((own, values), dim=1).tolist()
-        return {
-            place: Logprobs(numbers[0], tuple(row_ids[:count]), tuple(numbers[1 : count + 1]))
-            for place, count, numbers, row_ids in zip(asked, wanted, both, ids.tolist(), strict=True)
-        }
+        values, ids = logprobs.topk(most, dim=1)
+        return logprobs.gather(1, tokens[at].long().unsqueeze(1)), ids.int(), values
 
     def _answer(
         self, row: _Row, token: int, logprobs: Logprobs | None, sound: bool, possible: bool
@@ -232,6 +228,24 @@ class DeviceSampler:
         if self._device.type == "cuda":
             columns = columns.pin_memory()
         return columns.to(self._device, non_blocking=True)
+
+
+def _on_the_host(*parts: Tensor) -> list[Tensor]:
+    """All of them in one copy, the only one in a step that is waited for; booleans come as int32."""
+    narrow = [part.int() if part.dtype == torch.bool else part for part in parts]
+    joined = torch.cat([part.contiguous().view(torch.int32).flatten() for part in narrow]).cpu()
+    pieces = torch.split(joined, [part.numel() for part in narrow])
+    return [piece.view(part.dtype).view(part.shape) for piece, part in zip(pieces, narrow, strict=True)]
+
+
+def _details(wanted: Sequence[int], told: Sequence[Tensor]) -> list[Logprobs]:
+    if not told:
+        return []
+    own, ids, values = (part.tolist() for part in told)
+    return [
+        Logprobs(mine, tuple(row_ids[:count]), tuple(row_values[:count]))
+        for count, (mine,), row_ids, row_values in zip(wanted, own, ids, values, strict=True)
+    ]
 
 
 def _entries(row: _Row) -> list[tuple[int, float]]:
