@@ -51,6 +51,11 @@ class Shape:
     max_waiting: int = 16
     max_open: int = 64
 
+    @property
+    def is_roomy(self) -> bool:
+        """Whether a few plain requests at a time find room."""
+        return self.max_running >= 8 and self.max_open >= 8
+
     def names(self, service: str) -> list[str]:
         """The processes of a service."""
         return [f"{service}-{number}" for number in range(1, getattr(self, f"{service}s") + 1)]
