@@ -17,6 +17,8 @@ from services.scheduler.model.kv_cache import KvCache
 from services.scheduler.model.loading import load_model
 from tests.integration.model.small_models import save_small_model
 
+pytestmark = pytest.mark.timeout(300)  # the interpreter is slow, and other tests may share its cores
+
 BLOCK_SIZE, BLOCKS, CONTEXT = 4, 24, 32
 LENGTHS = (5, 1, 8, 12, 3)
 

@@ -14,6 +14,8 @@ from services.scheduler.engine.api import Failed, Sampled, SamplingSpec, Sequenc
 from services.scheduler.engine.sampling.device_sampler import DeviceSampler
 from services.scheduler.engine.sampling.sampler import Sampler
 
+pytestmark = pytest.mark.timeout(300)  # the interpreter is slow, and other tests may share its cores
+
 VOCAB_SIZE = 77
 INFINITY = float("inf")
 Answers = list[Sampled | Failed]

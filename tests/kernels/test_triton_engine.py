@@ -18,6 +18,8 @@ from tests.integration.model.small_models import VOCAB_SIZE, save_small_model
 from tests.integration.model.test_foreign import MODELS as FOREIGN
 from tests.integration.model.test_native import MODELS
 
+pytestmark = pytest.mark.timeout(300)  # the interpreter is slow, and other tests may share its cores
+
 TOKENS = 8
 # One of each that asks something else of the kernels; the others only change what lies between them.
 FEW = ["Llama, head_dim of its own", "Mistral 0.1 (sliding window)", "Qwen 2", "Qwen 3", "Gemma", "Gemma 2", "Gemma 3"]
