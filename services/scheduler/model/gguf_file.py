@@ -41,12 +41,12 @@ class GgufTensor:
         """How many numbers it holds."""
         return math.prod(self.shape)
 
-    def dequantised(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """The values, a slice at a time, so that no second whole copy is made; raises UnsupportedModelError."""
+    def dequantised(self) -> torch.Tensor:
+        """The values in fp32, a slice at a time, so that no second whole copy is made; raises UnsupportedModelError."""
         block, size = GGML_QUANT_SIZES[self.kind]
         columns = self.shape[-1]
         packed = self.data.reshape(-1, columns // block * size)
-        out = torch.empty(packed.shape[0], columns, dtype=dtype)
+        out = torch.empty(packed.shape[0], columns)
         rows = max(_SLICE_VALUES // columns, 1)
         try:
             for first in range(0, len(packed), rows):
