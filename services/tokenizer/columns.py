@@ -6,19 +6,14 @@ and step, the objects would cost more than everything else in this process.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from services.protocol.answer import AnswerLog, ChoiceLog
+from services.protocol.answer import NO_OFFSETS, AnswerLog, ChoiceLog, Offsets
 from services.protocol.events import Finish, TokenInfo, Usage
 from services.tokenizer.entry import Cut
 
 MAX_ROW_TOKENS = 2048
 """Most tokens in a row that carries token-level output, which may take half a kilobyte a token."""
-
-Offsets = Mapping[int, tuple[int, int]]
-"""Choice to (token_offset, text_offset)."""
-
-NO_OFFSETS: Offsets = {}
 
 _TOKEN_WEIGHT, _INFO_WEIGHT, _TOP_WEIGHT = 12, 32, 24  # bytes on the wire, about, on the heavy side
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from services.protocol.answer import NO_OFFSETS, Offsets
 from services.protocol.outbox import Outbox
 from services.protocol.sender import MAX_BATCH_BYTES, Sender
 from services.runtime.error_tree import AlreadyExists, InvalidRequest, Superseded, Unavailable
-from services.tokenizer.columns import NO_OFFSETS, EventColumns, Offsets, StreamCursor
+from services.tokenizer.columns import EventColumns, StreamCursor
 from services.tokenizer.entry import Entry
 
 EndStream = Callable[[Entry, bool], None]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
-from services.protocol.answer import AnswerCursor
+from services.protocol.answer import NO_OFFSETS, AnswerCursor, Offsets
 from services.protocol.events import AbortOutcome, Completed, Delta, Finish, Started
 from services.protocol.generation import OpenPb
 from services.protocol.sender import Wakeup
 from services.protocol.slow_readers import cancel_this_task
 from services.runtime.error_tree import Unavailable
-from services.tokenizer.columns import NO_OFFSETS, Offsets
 from services.tokenizer.entry import Cut, Entry
 from services.tokenizer.shell import Shell
 from services.tokenizer.text_calls import TextCalls

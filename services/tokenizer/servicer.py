@@ -7,11 +7,12 @@ from typing import Any
 
 import grpc.aio
 
+from services.protocol.answer import Offsets
 from services.protocol.hello import Hello, to_wire
 from services.protocol.wire import started_to_wire
 from services.runtime.clock import Clock
 from services.runtime.errors import InvalidRequest, answering
-from services.tokenizer.columns import EventColumns, Offsets
+from services.tokenizer.columns import EventColumns
 from services.tokenizer.entry import Entry
 from services.tokenizer.gateway_streams import Gateway, Gateways, GatewayStream, Readiness
 from services.tokenizer.shell import OpenPb, Shell

@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import assert_never
 
+from services.protocol.answer import Offsets
 from services.protocol.events import AbortOutcome
 from services.protocol.model_card import ModelCard
 from services.protocol.parse import parse_chat, parse_generate, parse_offsets
@@ -19,7 +20,6 @@ from services.runtime.error_tree import InvalidRequest, NotFound, TailraceError,
 from services.runtime.log import get_logger
 from services.tokenizer.acceptance import deadline_of, pin
 from services.tokenizer.chat_template import ChatTemplate
-from services.tokenizer.columns import Offsets
 from services.tokenizer.core import Ledger
 from services.tokenizer.effects import (
     Accept,

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from hmac import compare_digest
 
+from services.protocol.answer import Offsets
 from services.protocol.events import AbortOutcome
 from services.protocol.request import ValidRequest
 from services.protocol.sender import Wakeup
@@ -17,7 +18,6 @@ from services.runtime.clock import Clock
 from services.runtime.error_tree import AlreadyExists, InvalidRequest, NotFound, TailraceError, Unavailable
 from services.tokenizer.backoff import Backoff
 from services.tokenizer.claims import Held, Remains, remains_of
-from services.tokenizer.columns import Offsets
 from services.tokenizer.core import Ledger
 from services.tokenizer.effects import Effects
 from services.tokenizer.entry import Entry
