@@ -9,6 +9,7 @@ namespace {
 
 constexpr int kChunkTokens = 64;  // at least one block
 constexpr float kNothing = -1e30f;
+constexpr int32_t kNowhere = INT32_MAX;
 
 // Where the parts of one attention task lie in its scratch memory.
 template <class S>
@@ -22,6 +23,10 @@ struct AttentionScratch {
   float* scores;    // [tile row][column]
   X* weights;       // [tile row][column]
   float* mix_units; // [tile row]
+  // Of the chunk: a column's position (kNowhere for the padding of a block), and what a unit of its key and value is worth.
+  int32_t* positions;
+  float* key_units;
+  float* value_units;
   size_t bytes;
 
   AttentionScratch(const KvLayout& kv, int rows, uint8_t* memory) {
@@ -35,6 +40,9 @@ struct AttentionScratch {
     take(next, scores, kTileRows * columns);
     take(next, weights, kTileRows * columns);
     take(next, mix_units, kTileRows);
+    take(next, positions, columns);
+    take(next, key_units, columns);
+    take(next, value_units, columns);
     bytes = next - memory;
   }
 
@@ -71,24 +79,21 @@ inline float take_query(const float* from, int n, int dims, float scale, int16_t
   return largest / 32767.0f * scale;
 }
 
-inline vf score_worth(const KvLayout&, const uint8_t*, int, Fp32Step) { return splat(1.0f); }
-inline vf score_worth(const KvLayout& kv, const uint8_t* page, int token, Int8Step) {
-  return load((const float*)(page + kv.scales) + token);
-}
+inline vf score_worth(const float*, int, Fp32Step) { return splat(1.0f); }
+inline vf score_worth(const float* key_units, int column, Int8Step) { return load(key_units + column); }
 
 // Weights of one row in the chunk as what the mix multiplies with; returns what a unit is worth.
-inline float take_weights(float* p, int columns, float* to, const KvLayout&, const uint8_t* const*) {
+inline float take_weights(float* p, int columns, float* to, const float*) {
   std::memcpy(to, p, columns * sizeof *p);
   return 1.0f;
 }
 
-inline float take_weights(float* p, int columns, int16_t* to, const KvLayout& kv, const uint8_t* const* pages) {
+inline float take_weights(float* p, int columns, int16_t* to, const float* value_units) {
   vi most = splat_bits(0);
   for (int c = 0; c < columns; c += kLanes) {
     const vf weight = load(p + c);
-    const vf worth = load((const float*)(pages[c / kv.tokens] + kv.scales) + kv.tokens + c % kv.tokens);
     // What has no weight may stand where nothing was ever written.
-    const vf v = select((weight > splat(0.0f)) | (weight != weight), weight * worth, splat(0.0f));
+    const vf v = select(weight == splat(0.0f), splat(0.0f), weight * load(value_units + c));
     store(p + c, v);
     most = larger_bits(most, magnitude_bits(v));
   }
@@ -111,6 +116,17 @@ struct Chunk {
   int first;  // position of the chunk
   int end;    // behind the last position that a row of the task sees
 
+  // What all rows need to know of the columns.
+  void describe() {
+    for (int b = 0, column = 0; b < blocks; b++) {
+      const float* scales = (const float*)(pages[b] + kv.scales);
+      for (int token = 0; token < kv.tokens; token++, column++) {
+        at.positions[column] = token < kv.block_size ? first + b * kv.block_size + token : kNowhere;
+        if (S::kValues == 2) at.key_units[column] = scales[token], at.value_units[column] = scales[kv.tokens + token];
+      }
+    }
+  }
+
   template <int R>
   void tile(int row) {
     score<R>(row);
@@ -120,15 +136,27 @@ struct Chunk {
 
   template <int R>
   void score(int row) {
+    for (int b = 0; b < blocks; b++) {
+      int token = 0;
+      for (; token + 2 * kLanes <= kv.tokens; token += 2 * kLanes) score_columns<R, 2>(row, b, token);
+      if (token < kv.tokens) score_columns<R, 1>(row, b, token);
+    }
+  }
+
+  template <int R, int C>
+  void score_columns(int row, int block, int token) {
     const size_t vector_bytes = (size_t)kv.dims / S::kValues * S::kBytes;
-    const int columns = blocks * kv.tokens;
-    for (int c = 0; c < columns; c += kLanes) {
-      const uint8_t* page = pages[c / kv.tokens];
-      const uint8_t* const keys[1] = {page + c % kv.tokens / kLanes * vector_bytes};
-      typename S::Sum sums[R][1] = {};
-      dots<S, R, 1>(at.query + row * kv.dims, kv.dims, keys, S::kBytes, kv.dims / S::kValues, sums);
-      const vf worth = score_worth(kv, page, c % kv.tokens, S());
-      for (int r = 0; r < R; r++) store(at.scores + r * columns + c, whole(sums[r][0]) * (worth * splat(at.units[row + r])));
+    const int columns = blocks * kv.tokens, column = block * kv.tokens + token;
+    const uint8_t* keys[C];
+    for (int c = 0; c < C; c++) keys[c] = pages[block] + (token / kLanes + c) * vector_bytes;
+    typename S::Sum sums[R][C] = {};
+    dots<S, R, C>(at.query + row * kv.dims, kv.dims, keys, S::kBytes, kv.dims / S::kValues, sums);
+    for (int r = 0; r < R; r++) {
+      const vf unit = splat(at.units[row + r]);
+      for (int c = 0; c < C; c++) {
+        const int to = column + c * kLanes;
+        store(at.scores + r * columns + to, whole(sums[r][c]) * (score_worth(at.key_units, to, S()) * unit));
+      }
     }
   }
 
@@ -156,17 +184,17 @@ struct Chunk {
     const float keep = now == before ? 1.0f : exp2(splat(before - now))[0];
     at.most[row] = now;
     at.total[row] = at.total[row] * keep + sum(total);
-    at.mix_units[r] = take_weights(p, columns, at.weights + r * columns, kv, pages);
+    at.mix_units[r] = take_weights(p, columns, at.weights + r * columns, at.value_units);
+    float* mixed = at.mixed + row * kv.dims;
     if (keep != 1.0f)
-      for (int d = 0; d < kv.dims; d += kLanes) store(at.mixed + row * kv.dims + d, load(at.mixed + row * kv.dims + d) * splat(keep));
+      for (int d = 0; d < kv.dims; d += kLanes) store(mixed + d, load(mixed + d) * splat(keep));
   }
 
-  // Which columns from `c` on hold a position that the row sees; the padding of a block holds none.
+  // Which of the columns from `c` on the row sees.
   vi seen(int c, int position) const {
-    const int in_block = c % kv.tokens;
-    const vi token = lane_numbers() + splat_bits(in_block);
-    const vi at_position = token + splat_bits(first + c / kv.tokens * kv.block_size);
-    vi mask = (token < splat_bits(kv.block_size)) & (at_position <= splat_bits(position));
+    vi at_position;
+    std::memcpy(&at_position, at.positions + c, sizeof at_position);
+    vi mask = at_position <= splat_bits(position);
     if (a.window) mask &= at_position > splat_bits(position - a.window);
     return mask;
   }
@@ -221,7 +249,9 @@ void attend(const KvLayout& kv, const Attending& a) {
     int blocks = 0;
     for (; blocks < blocks_per_chunk && first + blocks * kv.block_size < end; blocks++)
       pages[blocks] = a.pages + a.block_table[first / kv.block_size + blocks] * a.page_stride;
-    tiled(rows, Chunk<S>{kv, a, at, pages, blocks, first, end});
+    Chunk<S> part{kv, a, at, pages, blocks, first, end};
+    part.describe();
+    tiled(rows, part);
   }
 
   for (int r = 0; r < rows; r++) {

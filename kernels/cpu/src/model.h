@@ -32,9 +32,10 @@ class Model {
   void put(tailrace_part part, int layer, const float* numbers, int64_t count);
 
   uint8_t* pages(int layer, int kv_head) const {
-    return cache_.data() + ((size_t)layer * shape.blocks * shape.kv_heads + kv_head) * kv.bytes;
+    return cache_.data() + ((size_t)layer * shape.kv_heads + kv_head) * kv.bytes;
   }
-  size_t page_stride() const { return shape.kv_heads * kv.bytes; }
+  // All layers of a block lie together: the cache takes memory as blocks are used, not a huge page per layer at once.
+  size_t page_stride() const { return (size_t)shape.layers * shape.kv_heads * kv.bytes; }
   void embed(int token, float* to) const;
 
   const tailrace_shape shape;
