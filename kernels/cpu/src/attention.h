@@ -112,7 +112,8 @@ struct Chunk {
   const Attending& a;
   AttentionScratch<S>& at;
   const uint8_t* const* pages;
-  int blocks;
+  const uint8_t* const* next_pages;  // of the next chunk
+  int blocks, next_blocks;
   int first;  // position of the chunk
   int end;    // behind the last position that a row of the task sees
 
@@ -137,10 +138,16 @@ struct Chunk {
   template <int R>
   void score(int row) {
     for (int b = 0; b < blocks; b++) {
+      // Pages lie anywhere, so no hardware guesses the next one.
+      if (row == 0 && b < next_blocks) fetch(next_pages[b]);
       int token = 0;
       for (; token + 2 * kLanes <= kv.tokens; token += 2 * kLanes) score_columns<R, 2>(row, b, token);
       if (token < kv.tokens) score_columns<R, 1>(row, b, token);
     }
+  }
+
+  void fetch(const uint8_t* page) const {
+    for (size_t at = 0; at < kv.bytes; at += 64) __builtin_prefetch(page + at, 0, 2);
   }
 
   template <int R, int C>
@@ -244,14 +251,20 @@ void attend(const KvLayout& kv, const Attending& a) {
   const int end = a.first_position + a.tokens;
   const int blocks_per_chunk = at.chunk_blocks(kv), chunk = blocks_per_chunk * kv.block_size;
   const int oldest = a.window && a.first_position >= a.window ? a.first_position - a.window + 1 : 0;
-  const uint8_t* pages[kChunkTokens];
-  for (int first = oldest / chunk * chunk; first < end; first += chunk) {
+  const uint8_t* pages[2][kChunkTokens];
+  const auto find = [&](int first, const uint8_t** found) {
     int blocks = 0;
     for (; blocks < blocks_per_chunk && first + blocks * kv.block_size < end; blocks++)
-      pages[blocks] = a.pages + a.block_table[first / kv.block_size + blocks] * a.page_stride;
-    Chunk<S> part{kv, a, at, pages, blocks, first, end};
+      found[blocks] = a.pages + a.block_table[first / kv.block_size + blocks] * a.page_stride;
+    return blocks;
+  };
+  int first = oldest / chunk * chunk, now = 0;
+  for (int blocks = find(first, pages[now]); blocks; first += chunk, now ^= 1) {
+    const int next_blocks = find(first + chunk, pages[now ^ 1]);
+    Chunk<S> part{kv, a, at, pages[now], pages[now ^ 1], blocks, next_blocks, first, end};
     part.describe();
     tiled(rows, part);
+    blocks = next_blocks;
   }
 
   for (int r = 0; r < rows; r++) {
