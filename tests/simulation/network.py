@@ -94,10 +94,15 @@ class Wire:
         self.network.forget(self)
 
     def _at_server(self, act: Callable[[ServerCall], object]) -> None:
-        if self.server is not None and self.callee is not None:
-            self.callee.deliver(act, self.server)
+        if self.callee is not None:
+            self.callee.deliver(self._on_server, act)
         else:
             self.network.forget(self)
+
+    def _on_server(self, act: Callable[[ServerCall], object]) -> None:
+        # Looked up here: a paused process takes the call and what followed it when it wakes, in this order.
+        if self.server is not None:
+            act(self.server)
 
     def _tell_client(self, why: str) -> None:
         self.caller.deliver(self.client.broken, why)
