@@ -6,6 +6,7 @@ import asyncio
 import gc
 import io
 import os
+import sys
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 
 ROOT = Path(__file__).resolve().parent.parent
 EMBEDDED_MODEL = ROOT / "build/model/smollm2-135m-instruct"
+
+_EXIT_STATUS = pytest.StashKey[int]()
 
 # A shared machine makes single examples slow, so no example has a deadline; the test's own timeout is the bound.
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -46,6 +49,21 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     if call.excinfo is not None and "pytest-timeout" in str(call.excinfo.value):
         report.sections.append(("Tasks still open", _open_tasks()))
     return report
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Keeps the status for the process's end."""
+    session.config.stash[_EXIT_STATUS] = int(exitstatus)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """The runner's closing line stays the last one: at the interpreter's end Triton's bindings list leaks of theirs."""
+    if "triton" in sys.modules and not hasattr(config, "workerinput"):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(config.stash.get(_EXIT_STATUS, 1))
 
 
 def _open_tasks() -> str:
