@@ -27,7 +27,7 @@ class System:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be measured. Everything that is random follows from `seed`; prompts differ from round to round."""
+    """What is to be measured. Everything that is random follows from `seed`; prompts differ from run to run."""
 
     loads: Mapping[str, Maker]
     rounds: int
@@ -40,7 +40,7 @@ Results = dict[tuple[str, str], list[Figures]]
 
 
 async def compare(
-    systems: Sequence[System],
+    systems: list[System],
     plan: Plan,
     prompts: Callable[[int], Prompts],
     on_run: Callable[[str, str], None],
@@ -52,20 +52,23 @@ async def compare(
     for number in range(plan.rounds):
         for load, maker in plan.loads.items():
             turn = number % len(systems)
-            for system in (*systems[turn:], *systems[:turn]):
+            for index, system in enumerate(systems[turn:] + systems[:turn]):
                 key = (system.name, load)
                 if key in refused:
                     continue
                 on_run(*key)
                 try:
-                    results.setdefault(key, []).append(await _once(system, maker, plan, number, prompts))
+                    figures = await _once(system, maker, plan, number * len(systems) + index, prompts)
                 except* (OSError, NotImplementedError) as failed:
                     refused.add(key)
                     on_failure(f"{system.name}, {load}: {failed.exceptions[0]}")
+                else:
+                    results.setdefault(key, []).append(figures)
     return results
 
 
 async def _once(system: System, maker: Maker, plan: Plan, number: int, prompts: Callable[[int], Prompts]) -> Figures:
+    # Texts of its own for each run: two of the systems may share a server, whose prefix cache must not know them yet.
     seed = plan.seed * 1000 + number
     load = maker(prompts(seed), random.Random(seed))
     async with watched(system.pids, system.peak):
