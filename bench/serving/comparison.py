@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -50,7 +51,7 @@ async def compare(
     results: Results = {}
     refused: set[tuple[str, str]] = set()
     for number in range(plan.rounds):
-        for load, maker in plan.loads.items():
+        for load in plan.loads:
             turn = number % len(systems)
             for index, system in enumerate(systems[turn:] + systems[:turn]):
                 key = (system.name, load)
@@ -58,7 +59,7 @@ async def compare(
                     continue
                 on_run(*key)
                 try:
-                    figures = await _once(system, maker, plan, number * len(systems) + index, prompts)
+                    figures = await _once(system, load, plan, number * len(systems) + index, prompts)
                 except* (OSError, NotImplementedError) as failed:
                     refused.add(key)
                     on_failure(f"{system.name}, {load}: {failed.exceptions[0]}")
@@ -67,10 +68,10 @@ async def compare(
     return results
 
 
-async def _once(system: System, maker: Maker, plan: Plan, number: int, prompts: Callable[[int], Prompts]) -> Figures:
-    # Texts of its own for each run: two of the systems may share a server, whose prefix cache must not know them yet.
-    seed = plan.seed * 1000 + number
-    load = maker(prompts(seed), random.Random(seed))
+async def _once(system: System, name: str, plan: Plan, number: int, prompts: Callable[[int], Prompts]) -> Figures:
+    # Texts of its own for each run: no prefix cache must know them yet, and two of the systems may share a server.
+    seed = zlib.crc32(f"{plan.seed} {number} {name}".encode())
+    load = plan.loads[name](prompts(seed), random.Random(seed))
     async with watched(system.pids, system.peak):
         answers = await drive(system.target, load, random.Random(seed), lambda: None)
     return figures_of(answers, plan.objective)
