@@ -151,7 +151,7 @@ docker-lint: setup ## hadolint over the Dockerfile
 	@$(VENV)/bin/hadolint Dockerfile
 
 kernels-aot: setup ## every Triton kernel compiled for sm_80, sm_90 and sm_100, no GPU needed: registers, shared memory, spills
-	$(call say,"kernels, ahead of time")
+	$(call say,"kernels ahead of time")
 	@env -u TRITON_INTERPRET TRITON_DEFAULT_FP_FUSION=1 $(PY) -m bench.kernels.aot $(AOT_ARGS)
 
 test-gpu: setup proto ## the kernels' tests on a CUDA device, compiled instead of interpreted; without one it says so
