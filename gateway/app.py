@@ -127,7 +127,7 @@ class Gateway:
             await link.close()
 
     def _connect(self, config: Config) -> None:
-        waker = Waker()
+        waker = Waker(asyncio.get_running_loop())
         self._strays = Strays(
             self._attaching, self.router, waker=waker, grace_s=config.tokenizer_grace_s, metrics=self._metrics
         )

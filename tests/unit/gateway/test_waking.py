@@ -1,13 +1,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
+from functools import partial
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any, cast
 
 import pytest
 
 from gateway.answer import RemoteAnswer
 from gateway.core import EventRows, Stream, StreamTable
-from gateway.waker import PAUSE_S_MAX, Waker
+from gateway.waker import WRITES_PER_TURN, Waker
 from services.protocol.events import Completed, Delta, Finish, FinishReason, Usage
 from services.protocol.sender import Wakeup
 from services.protocol.slow_readers import SlowReaders
@@ -43,10 +48,6 @@ def apply(table: StreamTable, answer: RemoteAnswer, rows: EventRows) -> None:
     answer.stream.wake()
 
 
-def _noting(into: list[int], number: int) -> Callable[[], None]:
-    return lambda: into.append(number)
-
-
 def answer_on(table: StreamTable) -> RemoteAnswer:
     wakeup = Wakeup()
     stream = Stream(request_id="", n=1, whole=False, wake=wakeup.set)
@@ -54,29 +55,104 @@ def answer_on(table: StreamTable) -> RemoteAnswer:
     return RemoteAnswer(stream, wakeup, lambda answer, delivered: None)
 
 
-async def test_news_after_a_pause_wake_at_once_and_news_in_a_rush_wake_once_a_little_later() -> None:
-    woken: list[int] = []
-    waker = Waker()
-    streams = [Stream(request_id="", n=1, whole=False, wake=_noting(woken, number)) for number in range(100)]
-    waker.mark(streams)
-    assert woken == list(range(100))
+class HandLoop:
+    """A loop that runs when it is told, on a time that passes when it is told, or when a callback takes some."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._ready: deque[partial[object]] = deque()
+        self._timers: list[tuple[float, int, partial[object]]] = []
+        self._numbers = count()
+
+    def time(self) -> float:
+        return self.now
+
+    def call_soon(self, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:
+        self._ready.append(partial(callback, *args))
+
+    def call_at(self, when: float, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:
+        heappush(self._timers, (when, next(self._numbers), partial(callback, *args)))
+
+    def run_until(self, until: float) -> None:
+        while self._ready or (self._timers and self._timers[0][0] <= until):
+            if not self._ready:
+                when, _, callback = heappop(self._timers)
+                self.now = max(self.now, when)
+                self._ready.append(callback)
+            self._ready.popleft()()
+        self.now = max(self.now, until)
+
+
+class Callers:
+    """Streams on a loop by hand, a write to any of which takes `write_s`."""
+
+    def __init__(self, size: int, write_s: float) -> None:
+        self.loop = HandLoop()
+        self.waker = Waker(cast(asyncio.AbstractEventLoop, self.loop))
+        self.written: list[int] = []
+        self.streams = [
+            Stream(request_id="", n=1, whole=False, wake=partial(self.loop.call_soon, self._write, number, write_s))
+            for number in range(size)
+        ]
+
+    def _write(self, number: int, write_s: float) -> None:
+        self.loop.now += write_s
+        self.written.append(number)
+
+
+def test_news_after_a_pause_wake_at_once_and_news_in_a_rush_wake_once_a_little_later() -> None:
+    callers = Callers(100, write_s=50e-6)
+    callers.loop.now = 1.0
+    callers.waker.mark(callers.streams)
+    callers.loop.run_until(1.0)
+    assert callers.written == list(range(100))
     for _ in range(3):
-        waker.mark(streams)
-    assert len(woken) == 100, "just written to: more may come and be merged"
-    await asyncio.sleep(2 * PAUSE_S_MAX)
-    assert sorted(woken) == sorted(2 * list(range(100)))
-    waker.mark(streams)
-    assert len(woken) == 300
+        callers.waker.mark(callers.streams)
+    callers.loop.run_until(1.0)
+    assert len(callers.written) == 100, "just written to: more may come and be merged"
+    callers.loop.run_until(1.1)
+    assert sorted(callers.written) == sorted(2 * list(range(100)))
+    callers.waker.mark(callers.streams)
+    callers.loop.run_until(1.1)
+    assert len(callers.written) == 300
 
 
-async def test_a_stream_slower_than_its_moment_is_never_held_up() -> None:
-    woken: list[int] = []
-    waker = Waker()
-    stream = Stream(request_id="", n=1, whole=False, wake=_noting(woken, 1))
-    for count in range(1, 4):
-        waker.mark([stream])
-        assert len(woken) == count
-        await asyncio.sleep(PAUSE_S_MAX)
+def test_a_stream_slower_than_its_moment_is_never_held_up() -> None:
+    callers = Callers(1, write_s=50e-6)
+    for times in range(1, 4):
+        callers.loop.run_until(times * 0.02)
+        callers.waker.mark(callers.streams)
+        callers.loop.run_until(callers.loop.now)
+        assert len(callers.written) == times
+
+
+@pytest.mark.parametrize("callers_count", [64, 256, 1_024, 4_096])
+@pytest.mark.parametrize("write_s", [50e-6, 100e-6])
+def test_however_many_callers_there_are_half_of_the_time_is_left_for_everything_else(
+    callers_count: int, write_s: float
+) -> None:
+    callers = Callers(callers_count, write_s)
+    for step in range(1, 1_001):
+        callers.loop.run_until(step * 0.01)
+        callers.waker.mark(callers.streams)
+    assert len(callers.written) * write_s <= 0.6 * callers.loop.now
+    assert set(callers.written) == set(range(callers_count))
+
+
+def test_other_work_has_its_turn_between_the_writes_of_a_flood() -> None:
+    callers = Callers(1_000, write_s=50e-6)
+    before = 0
+
+    def other_work() -> None:
+        nonlocal before
+        before = len(callers.written)
+
+    callers.loop.now = 1.0
+    callers.waker.mark(callers.streams)
+    callers.loop.call_soon(other_work)
+    callers.loop.run_until(2.0)
+    assert before == WRITES_PER_TURN
+    assert callers.written == list(range(1_000))
 
 
 async def test_a_reader_gets_what_came_while_it_wrote_in_one_batch() -> None:
