@@ -1,4 +1,4 @@
-"""A TCP connection between two processes that a test can cut, freeze, or hold up in one direction."""
+"""A TCP connection between two processes that a test can cut, freeze, slow down, or hold up in one direction."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import psutil
 
 PIECE_BYTES = 65_536
+DROP_S = 0.05
 
 
 @dataclass(eq=False)
@@ -33,6 +34,11 @@ class Cable:
         self.address, self._target = address, target
         self._strands: set[_Strand] = set()
         self._cut = False
+        self._bytes_per_s: int | None = None
+
+    def throttle(self, bytes_per_s: int) -> None:
+        """Answers pass this slowly, until it is mended."""
+        self._bytes_per_s = bytes_per_s
 
     def freeze(self, pid: int | None = None) -> None:
         """Nothing passes any more, and nobody is told: of one caller, or of all."""
@@ -52,7 +58,7 @@ class Cable:
 
     def mend(self) -> None:
         """As new: what was frozen is reset, so that both ends begin again."""
-        self._cut = False
+        self._cut, self._bytes_per_s = False, None
         if any(not (s.requests_pass.is_set() and s.answers_pass.is_set()) for s in self._strands):
             self._reset()
 
@@ -72,11 +78,27 @@ class Cable:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(_pass(reader, far_writer, strand.requests_pass))
-                tasks.create_task(_pass(far_reader, writer, strand.answers_pass))
+                tasks.create_task(self._pass_answers(far_reader, writer, strand.answers_pass))
         finally:
             self._strands.discard(strand)
             for end in strand.writers:
                 end.transport.abort()
+
+    async def _pass_answers(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, passes: asyncio.Event
+    ) -> None:
+        """In one go, or a drop at a time."""
+        with suppress(OSError):
+            while piece := await reader.read(PIECE_BYTES):
+                await passes.wait()
+                while piece and self._bytes_per_s is not None:
+                    drop = round(self._bytes_per_s * DROP_S)
+                    writer.write(piece[:drop])
+                    piece = piece[drop:]
+                    await asyncio.sleep(DROP_S)
+                writer.write(piece)
+                await writer.drain()
+        writer.transport.abort()
 
     def _of(self, pid: int | None) -> Iterator[_Strand]:
         found = [strand for strand in self._strands if pid in (None, strand.pid)]

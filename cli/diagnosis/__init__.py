@@ -18,7 +18,7 @@ RULES: Sequence[Rule] = (
     path.stuck_links,
     release.unreleased,
     release.unreleased_streams,
-    release.owed_attempts,
+    release.orphans,
     engine.queue,
     processes.strangers,
 )
@@ -33,8 +33,13 @@ def diagnose(before: Snapshot, now: Snapshot) -> list[Finding]:
     case = Case.of(before, now)
     findings: list[Finding] = []
     for rule in RULES:
-        causes = {finding.link for finding in findings if finding.severity is Severity.STUCK}
-        findings += [finding for finding in rule(case) if not causes & {finding.link, *finding.link.split(" → ")}]
+        causes = len(findings)
+        for finding in rule(case):
+            cause = next((at for at in range(causes) if findings[at].explains(finding)), None)
+            if cause is None:
+                findings.append(finding)
+            else:
+                findings[cause] = findings[cause].naming(finding.requests)
     if not any(finding.severity is Severity.STUCK for finding in findings):
         findings += processes.unready(case)
     return sorted(findings, key=lambda finding: list(Severity).index(finding.severity))

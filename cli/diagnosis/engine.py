@@ -9,29 +9,17 @@ from cli.loop import Flow, Process
 from services.protocol.views import SchedulerView
 
 LONG_STEP_MS = 5000
-IDLE_MS = 2000
 QUEUED_MS = 2000
 
 
 def steps(case: Case) -> Iterator[Finding]:
-    """A step that does not end, or work that no step is made for."""
+    """A step that does not end."""
     for process in case.now.of("scheduler"):
         view = process.view.scheduler
         if view is None:
             continue
         if view.step_ms is not None and (view.stalled or view.step_ms >= LONG_STEP_MS):
             yield _long_step(process, view, view.step_ms)
-        elif (
-            view.step_ms is None and view.running and (view.stepped_ms or 0) >= IDLE_MS and _idle_before(case, process)
-        ):
-            yield Finding(
-                code="NO_STEP",
-                severity=Severity.STUCK,
-                link=process.name,
-                since_ms=view.stepped_ms,
-                what=f"{process.name} has {count(view.running, 'sequence')} in its batch and makes no step.",
-                advice="this is a bug: keep its log, take a `py-spy dump`, then restart it; requests go on elsewhere.",
-            )
 
 
 def queue(case: Case) -> Iterator[Finding]:
@@ -90,8 +78,3 @@ def _long_step(process: Process, view: SchedulerView, step_ms: int) -> Finding:
         if view.stalled
         else "a large prefill on a slow machine takes that long; lower --max-step-tokens for shorter steps.",
     )
-
-
-def _idle_before(case: Case, process: Process) -> bool:
-    earlier = next((p.view.scheduler for p in case.before.of("scheduler") if p.address == process.address), None)
-    return earlier is not None and earlier.step_ms is None and earlier.running > 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from cli.loop import Flow, Snapshot
@@ -39,6 +39,19 @@ class Finding:
     def since(self) -> str:
         """For how long, in words."""
         return "" if self.since_ms is None else f"for {in_words(self.since_ms)}"
+
+    def explains(self, other: Finding) -> bool:
+        """Whether the other one follows from it: it is about the same link, or one that has this link or process in it.
+
+        A hop that is down explains what stands still before a longer way over it.
+        """
+        ours, theirs = self.link.split(" → "), other.link.split(" → ")
+        starts = range(len(theirs) - len(ours) + 1)
+        return self.severity is Severity.STUCK and any(theirs[at : at + len(ours)] == ours for at in starts)
+
+    def naming(self, requests: Sequence[str]) -> Finding:
+        """The same, with the requests that suffer from it, unless it names some already."""
+        return self if self.requests else replace(self, requests=requests)
 
 
 @dataclass(frozen=True, slots=True)

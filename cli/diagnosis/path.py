@@ -40,9 +40,9 @@ NETWORK = (
 LINKS = {
     ("generated", "sent"): Link(
         "NOT_SENT",
-        "scheduler → detokenizer",
+        "scheduler → detokenizer → tokenizer",
         "the scheduler has tokens that it can't send: nobody reads its route, or the reader takes nothing",
-        "see the detokenizer: it hangs, or it could not open the route again.",
+        "see the detokenizer and the tokenizer: one of them could not open the route again.",
     ),
     ("sent", "received"): Link(
         "NOT_RECEIVED",

@@ -67,33 +67,19 @@ def stranded(case: Case) -> Iterator[Finding]:
         )
 
 
-def owed_attempts(case: Case) -> Iterator[Finding]:
-    """Attempts that only one of tokenizer and scheduler knows."""
-    lost, orphans = [], []
-    for before, now in case.both():
-        if _lost(case, now) and _lost(case, before):
-            lost.append(now)
-        if _orphan(case, now) and _orphan(case, before):
-            orphans.append(now)
-    if lost:
-        yield Finding(
-            code="ATTEMPT_LOST",
-            severity=Severity.STUCK,
-            link="tokenizer → scheduler",
-            what=f"{count(len(lost), 'request')}: the tokenizer counts on an attempt that its scheduler does not have.",
-            advice="the next reconnect reconciles the two, as a restart of the scheduler does. A bug: keep both logs.",
-            requests=named(lost),
-        )
-    if orphans:
+def orphans(case: Case) -> Iterator[Finding]:
+    """Attempts in a scheduler that their tokenizer does not know."""
+    flows = [now for before, now in case.both() if _orphan(case, before) and _orphan(case, now)]
+    if flows:
         yield Finding(
             code="ATTEMPT_ORPHANED",
             severity=Severity.STUCK,
             link="scheduler → tokenizer",
-            since_ms=max(flow.scheduler.age_ms for flow in orphans if flow.scheduler is not None),
-            what=f"{count(len(orphans), 'attempt')} in a scheduler belong to a tokenizer that is gone or does not know "
+            since_ms=max(flow.scheduler.age_ms for flow in flows if flow.scheduler is not None),
+            what=f"{count(len(flows), 'attempt')} in a scheduler belong to a tokenizer that is gone or does not know "
             "them.",
             advice="they are released when the lease is over (lease_grace_s); nothing has to be done.",
-            requests=named(orphans),
+            requests=named(flows),
         )
 
 
@@ -155,13 +141,6 @@ def _moves(case: Case, flow: Flow) -> bool:
     tokenizer = flow.at["tokenizer"]
     before = next((p.view for p in case.before.of("tokenizer") if p.epoch == tokenizer.epoch), tokenizer.view)
     return tokenizer.view.output_tokens > before.output_tokens
-
-
-def _lost(case: Case, flow: Flow) -> bool:
-    view = flow.tokenizer
-    if view is None or view.engine_phase != "RUNNING" or flow.scheduler is not None:
-        return False
-    return any(s.epoch == view.upstream_epoch and s.listed_all for s in case.now.of("scheduler"))
 
 
 def _orphan(case: Case, flow: Flow) -> bool:

@@ -11,177 +11,42 @@ import os
 import signal
 import socket
 import sys
-import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
-from cli.diagnosis.finding import Finding, Severity
-from cli.doctor import Diagnosis, examine
-from cli.loop import Loop
+from cli.diagnosis.finding import Severity
+from cli.doctor import examine
 from cli.stack import free_ports
 from tailrace.client import Client
-from tests.cable import Cable, cable
+from tests.e2e.wired import Wired, busy, reading, shown, wired_stack
 from tests.killable import Killable
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-NAMED_WITHIN_S = 5.0
-RECOVERED_WITHIN_S = 40.0
 HEALTHY_RUNS = 10
-PACE_MS = 5
-
-
-@dataclass
-class Wired:
-    """Four processes, and the cables between them, by who is called."""
-
-    gateway: Killable
-    tokenizer: Killable
-    detokenizer: Killable
-    scheduler: Killable
-    to_tokenizer: Cable
-    to_detokenizer: Cable
-    to_scheduler: Cable
-    http_port: int
-
-    @property
-    def processes(self) -> dict[str, Killable]:
-        return {
-            "gateway": self.gateway,
-            "tokenizer": self.tokenizer,
-            "detokenizer": self.detokenizer,
-            "scheduler": self.scheduler,
-        }
-
-    @property
-    def addresses(self) -> list[tuple[str, str]]:
-        return [(name, process.admin_address) for name, process in self.processes.items()]
-
-    def client(self) -> Client:
-        return Client(self.gateway.address)
-
-    async def until_found(self, *codes: str) -> Finding:
-        """The finding, which must come in time."""
-        began = time.monotonic()
-        while True:
-            diagnosis = await examine(self.addresses)
-            took = time.monotonic() - began
-            for finding in diagnosis.findings:
-                if finding.code in codes:
-                    assert took < NAMED_WITHIN_S, f"{finding.code} after {took:.1f} s"
-                    return finding
-            assert took < 2 * NAMED_WITHIN_S, _shown(diagnosis)
-
-    async def until_no_more_is_taken(self) -> None:
-        """Until the buffers of a caller that does not read are full."""
-        taken = -1
-        async with Loop(self.addresses[:1]) as loop:
-            while taken != (taken := await _tokens_taken(loop)) or not taken:  # noqa: ASYNC110
-                await asyncio.sleep(0.3)
-
-    async def until_healthy(self) -> None:
-        """Until nothing is open and nothing is found."""
-        async with asyncio.timeout(RECOVERED_WITHIN_S):
-            while (diagnosis := await examine(self.addresses)).findings or diagnosis.open_requests:  # noqa: ASYNC110
-                await asyncio.sleep(0.1)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def wired(model_directory: Path) -> AsyncIterator[Wired]:
-    async with AsyncExitStack() as stack:
-        yield await _wire(stack, model_directory)
+    async with wired_stack(model_directory) as stack:
+        yield stack
 
 
 @pytest_asyncio.fixture(autouse=True, loop_scope="module")
 async def _recovered(wired: Wired) -> AsyncIterator[None]:
     """Each test finds a healthy stack, and its stall is over before the next one."""
     yield
-    for process in wired.processes.values():
-        process.send(signal.SIGCONT)
-    for laid in (wired.to_tokenizer, wired.to_detokenizer, wired.to_scheduler):
-        laid.mend()
-    await wired.until_healthy()
-
-
-async def _wire(stack: AsyncExitStack, model: Path) -> Wired:
-    ports = free_ports(8)
-    near = [f"127.0.0.1:{port}" for port in ports[:3]]
-    common = ("--model", str(model))
-    engine = ("--engine", "fake", "--fake-pace-ms", str(PACE_MS), "--kv-tokens", "16384")
-    scheduler = Killable("services.scheduler", (*common, *engine), admin_port=ports[3])
-    detokenizer = Killable("services.detokenizer", (*common, "--schedulers", near[2]), admin_port=ports[4])
-    upstream = ("--schedulers", near[2], "--detokenizers", near[1], "--submit-timeout-s", "20")
-    tokenizer = Killable("services.tokenizer", (*common, *upstream), admin_port=ports[5])
-    front = ("--tokenizers", near[0], "--http-port", str(ports[7]))
-    gateway = Killable("gateway", front, admin_port=ports[6])
-    targets = (tokenizer, detokenizer, scheduler)
-    cables = [
-        await stack.enter_async_context(cable(address, target.address))
-        for address, target in zip(near, targets, strict=True)
-    ]
-    to_tokenizer, to_detokenizer, to_scheduler = cables
-    wired = Wired(gateway, tokenizer, detokenizer, scheduler, to_tokenizer, to_detokenizer, to_scheduler, ports[7])
-    for process in wired.processes.values():
-        stack.push_async_callback(process.end)
-        await process.start()
-    await gateway.wait_ready()
-    return wired
-
-
-@asynccontextmanager
-async def busy(wired: Wired, streams: int = 24, *, tokens: int = 400) -> AsyncIterator[None]:
-    """Meanwhile so many callers read answers, each followed by the next."""
-
-    async def ask(client: Client) -> None:
-        while True:
-            await client.generate("hello", max_tokens=tokens, ignore_eos=True).whole()
-
-    async with wired.client() as client, asyncio.TaskGroup() as tasks:
-        asking = [tasks.create_task(ask(client)) for _ in range(streams)]
-        yield
-        for task in asking:
-            task.cancel()
-
-
-@asynccontextmanager
-async def reading(wired: Wired, **options: object) -> AsyncIterator[asyncio.Event]:
-    """One caller who reads a long answer; the event says that it has begun. What becomes of it is of no interest."""
-    begun = asyncio.Event()
-
-    async def read(client: Client) -> None:
-        async with client.generate("hello", max_tokens=4000, ignore_eos=True, **options) as stream:  # type: ignore[misc]
-            async for _ in stream:
-                begun.set()
-
-    async with wired.client() as client:
-        task = asyncio.create_task(read(client))
-        try:
-            await asyncio.wait_for(begun.wait(), 20)
-            yield begun
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
-
-
-async def _tokens_taken(loop: Loop) -> int:
-    views = [view for process in (await loop.look()).processes for view in process.requests]
-    return sum(choice.cursor_token_offset for view in views for choice in view.choices)
-
-
-def _shown(diagnosis: Diagnosis) -> str:
-    return "\n".join(f"{finding.code}: {finding.link}: {finding.what}" for finding in diagnosis.findings)
+    await wired.recover()
 
 
 async def test_a_healthy_busy_stack_is_called_healthy_every_time(wired: Wired) -> None:
     async with busy(wired):
         for _ in range(HEALTHY_RUNS):
             diagnosis = await examine(wired.addresses)
-            assert not diagnosis.stuck, _shown(diagnosis)
+            assert not diagnosis.stuck, shown(diagnosis)
             assert (diagnosis.reached, diagnosis.open_requests > 0) == (4, True)
 
 
@@ -191,7 +56,7 @@ async def test_a_healthy_busy_stack_is_called_healthy_a_hundred_times(wired: Wir
     async with busy(wired):
         for _ in range(100):
             diagnosis = await examine(wired.addresses)
-            assert not diagnosis.stuck, _shown(diagnosis)
+            assert not diagnosis.stuck, shown(diagnosis)
 
 
 @pytest.mark.parametrize("name", ["gateway", "tokenizer", "detokenizer", "scheduler"])
@@ -207,12 +72,12 @@ async def test_tokens_that_the_detokenizer_does_not_get_are_named_with_their_req
     assert wired.detokenizer.process is not None
     async with reading(wired, request_id="stuck-1"):
         wired.to_scheduler.freeze(wired.detokenizer.process.pid)
-        finding = await wired.until_found("NOT_RECEIVED", "HOP_SILENT", "HOP_DOWN")
+        finding = await wired.until_found("NOT_RECEIVED", "HOP_SILENT", "HOP_DOWN", request="stuck-1")
         assert (finding.link, finding.severity) == ("scheduler → detokenizer", Severity.STUCK)
         for _ in range(3):  # whoever gives up first: what the detokenizer does not get is never blamed on its own hop
             diagnosis = await examine(wired.addresses)
             stuck = {finding.link for finding in diagnosis.findings if finding.severity is Severity.STUCK}
-            assert stuck == {"scheduler → detokenizer"}, _shown(diagnosis)
+            assert stuck == {"scheduler → detokenizer"}, shown(diagnosis)
         wired.to_scheduler.mend()
 
 
@@ -286,6 +151,8 @@ async def test_a_process_of_another_model_is_named(wired: Wired, model_directory
         diagnosis = await examine([*wired.addresses, ("odd", odd.admin_address)])
         [finding] = [f for f in diagnosis.findings if f.severity is Severity.STUCK]
         assert (finding.code, "'another'" in finding.what) == ("MISMATCH", True)
+        diagnosis = await examine([*wired.addresses[:-1], ("odd", odd.admin_address)])
+        assert "UNKNOWN_PEER" in [finding.code for finding in diagnosis.findings], shown(diagnosis)
     finally:
         await odd.end()
 
@@ -305,7 +172,7 @@ async def test_trace_shows_a_request_while_it_lives_and_after_it_has_ended(wired
     async with reading(wired, request_id="traced-1"):
         code, said = await run(wired, "trace", "traced-1")
         assert (code, "streaming" in said, "so far" in said, "taken by the caller" in said) == (0, True, True, True)
-    await wired.until_healthy()
+    await wired.recover()
     code, said = await run(wired, "trace", "traced-1", "--json")
     [traced] = json.loads(said)
     assert (code, traced["views"]["tokenizer"]["caller_phase"]) == (0, "GONE")

@@ -131,7 +131,7 @@ def ended(caller: str, waits_for: str) -> Callable[[World], object]:
         (lambda w: w.hop("tokenizer", silent_ms=1800), "HOP_SILENT", "detokenizer → tokenizer"),
         (lambda w: w.hop("detokenizer", silent_ms=1800), "HOP_SILENT", "scheduler → detokenizer"),
         (lambda w: w.hop("gateway", hello=Hello(epoch=99)), "UNKNOWN_PEER", "tokenizer → gateway"),
-        (lambda w: w.at("scheduler", log=15, cursor=12), "NOT_SENT", "scheduler → detokenizer"),
+        (lambda w: w.at("scheduler", log=15, cursor=12), "NOT_SENT", "scheduler → detokenizer → tokenizer"),
         (lambda w: w.at("scheduler", log=15, cursor=15), "NOT_RECEIVED", "scheduler → detokenizer"),
         (lambda w: w.at("scheduler", log=15, cursor=15).at("detokenizer", log=15), "HELD_BACK", "detokenizer"),
         (lambda w: w.at("detokenizer", log=12, cursor=12), "TEXT_NOT_RECEIVED", "detokenizer → tokenizer"),
@@ -149,11 +149,9 @@ def ended(caller: str, waits_for: str) -> Callable[[World], object]:
         (lambda w: w.requests.update(gateway=[]), "STREAM_RELEASE_OWED", "gateway → tokenizer"),
         (lambda w: w.at("tokenizer", engine_phase="SUBMITTING"), "SUBMIT_UNANSWERED", "tokenizer → scheduler"),
         (lambda w: w.at("tokenizer", waits_for="SCHEDULER"), "NO_SCHEDULER", "tokenizer → scheduler"),
-        (lambda w: w.requests.update(scheduler=[]), "ATTEMPT_LOST", "tokenizer → scheduler"),
         (lambda w: w.requests.update(tokenizer=[], gateway=[]), "ATTEMPT_ORPHANED", "scheduler → tokenizer"),
         (lambda w: w.scheduler(step_ms=40_000, stalled=True), "STEP_STALLED", "scheduler"),
         (lambda w: w.scheduler(step_ms=6_000), "LONG_STEP", "scheduler"),
-        (lambda w: w.scheduler(step_ms=None, stepped_ms=2500), "NO_STEP", "scheduler"),
     ],
 )  # fmt: skip
 def test_each_stall_is_named_by_its_link(change: Callable[[World], object], code: str, link: str) -> None:
@@ -196,6 +194,20 @@ def test_a_link_is_blamed_once_and_not_what_follows_from_it() -> None:
     assert codes(world) == ["HOP_SILENT"]
     world = World().mute("scheduler", hangs=True).hop("detokenizer", silent_ms=1800)
     assert codes(world) == ["PROCESS_HANGS"]
+
+
+@pytest.mark.parametrize("receiver", ["detokenizer", "tokenizer"])
+def test_a_hop_that_is_down_explains_what_its_whole_route_does_not_bring_and_names_whom_it_concerns(
+    receiver: str,
+) -> None:
+    world = World().hop(receiver, up=False, why_not="refused", since_ms=900).at("scheduler", log=15, cursor=0)
+    [finding] = diagnose(world.seen(), world.seen())
+    assert (finding.code, list(finding.requests)) == ("HOP_DOWN", ["r"])
+
+
+def test_a_process_explains_nothing_of_one_whose_name_ends_like_its_own() -> None:
+    world = World().mute("tokenizer", hangs=True).hop("detokenizer", silent_ms=1800)
+    assert codes(world) == ["PROCESS_HANGS", "HOP_SILENT"]
 
 
 def test_text_that_cannot_come_because_no_tokens_do_is_not_the_detokenizers_fault() -> None:
