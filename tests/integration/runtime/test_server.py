@@ -143,8 +143,9 @@ async def test_concurrent_calls_are_limited_only_when_told() -> None:
     leave.clear()
     async with served(Hold=answers(hold)) as (_, channel):
         many = [asyncio.ensure_future(unary(channel, "Hold")(b"x")) for _ in range(200)]
-        for _ in many:
-            await entered.acquire()
+        inside = asyncio.gather(*(entered.acquire() for _ in many))
+        await asyncio.wait([inside, *many], timeout=60, return_when=asyncio.FIRST_COMPLETED)
+        assert inside.done(), f"still outside or refused: {[call for call in many if call.done()] or 'nobody answered'}"
         leave.set()
         assert await asyncio.gather(*many) == [b"x"] * 200
 
