@@ -95,7 +95,7 @@ class Ops:
     """One implementation of every operation; `name` is for the start-up report.
 
     `reads_beyond` says that attention multiplies what lies behind a sequence's end in its last block by 0, where a
-    NaN would stay one: such places are cleared for it.
+    NaN would stay one: such places are cleared for it. `narrow_cache`: it reads caches of fp8 beside a wider step.
     """
 
     name: str
@@ -108,6 +108,7 @@ class Ops:
     rotary_kv_write: RotaryKvWrite
     attention: PagedAttention
     reads_beyond: bool = True
+    narrow_cache: bool = False
 
 
 def reference_ops() -> Ops:

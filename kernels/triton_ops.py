@@ -34,4 +34,5 @@ def triton_ops() -> Ops:
         rotary_kv_write=partial(rotary_kv_write, compute=rotary_kv_write_triton),
         attention=partial(paged_attention, compute=paged_attention_triton),
         reads_beyond=False,
+        narrow_cache=True,
     )

@@ -8,6 +8,14 @@ import triton.language as tl
 
 
 @triton.jit
+def stored(x, dtype: tl.constexpr):
+    """fp32 `x` as the cache holds it: what is beyond fp8's largest number becomes that, and only NaN stays NaN."""
+    if dtype == tl.float8e4nv:
+        x = tl.clamp(x, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
+    return x.to(dtype)
+
+
+@triton.jit
 def rotary_kv_write_kernel(
     query,
     keys,
@@ -68,12 +76,12 @@ def rotary_kv_write_kernel(
     kept = holds & (slot >= 0)
     to = slot * kv_heads * HEAD_DIM + at
     cached = key_cache.dtype.element_ty
-    tl.store(key_cache + to, turned_low.to(tl.float32).to(cached), mask=kept)
-    tl.store(key_cache + half + to, turned_high.to(tl.float32).to(cached), mask=kept)
+    tl.store(key_cache + to, stored(turned_low.to(tl.float32), cached), mask=kept)
+    tl.store(key_cache + half + to, stored(turned_high.to(tl.float32), cached), mask=kept)
     first = tl.load(values + row * value_stride + at, mask=holds, other=0.0).to(tl.float32)
     second = tl.load(values + row * value_stride + half + at, mask=holds, other=0.0).to(tl.float32)
-    tl.store(value_cache + to, first.to(cached), mask=kept)
-    tl.store(value_cache + half + to, second.to(cached), mask=kept)
+    tl.store(value_cache + to, stored(first, cached), mask=kept)
+    tl.store(value_cache + half + to, stored(second, cached), mask=kept)
 
 
 def rotary_kv_write_triton(

@@ -12,6 +12,7 @@ from services.scheduler.policy import Policy, PolicyName
 
 EngineName = Literal["auto", "cpu", "torch", "fake"]
 DtypeName = Literal["auto", "fp32", "bf16", "fp16"]
+KvDtypeName = Literal["auto", "fp8"]
 WeightsFormatName = Literal["auto", "int8", "fp32"]
 FakeModeName = Literal["hash", "echo"]
 
@@ -29,6 +30,7 @@ class SchedulerConfig(ProcessConfig):
     engine: EngineName = option("auto", help="cpu, torch, fake (computes nothing, for tests), or auto: what fits")
     weights_format: WeightsFormatName = option("auto", help="engine cpu: int8, fp32 (exact, slower), or auto: int8")
     dtype: DtypeName = option("auto", help="engine torch: fp32, bf16, fp16, or auto: fp32 on CPU, bf16 on GPU")
+    kv_dtype: KvDtypeName = option("auto", help="engine torch: fp8 (a GPU from sm_89 on), or auto: the same as dtype")
     device: str = option("auto", help="auto, cpu or cuda[:n]")
     deterministic: bool = option(False, help="an answer depends bit for bit on its request alone; slower with torch")
     threads: int | None = option(None, help="CPU threads to compute with; none: one per core")
@@ -68,12 +70,13 @@ class SchedulerConfig(ProcessConfig):
         super().__post_init__()
         needs_model = self.engine != "fake"
         require(self, "model", not needs_model or self.model is not None, "must be set, or engine be fake")
-        for key, engine in (("weights_format", "cpu"), ("dtype", "torch")):
+        for key, engine in (("weights_format", "cpu"), ("dtype", "torch"), ("kv_dtype", "torch")):
             chosen = getattr(self, key) != "auto"
             require(self, key, not chosen or self.engine in (engine, "auto"), f"goes with engine {engine} alone")
         require(self, "device", self.engine != "cpu" or self.device in ("auto", "cpu"), "must be cpu for engine cpu")
-        both = self.weights_format != "auto" and self.dtype != "auto"
-        require(self, "dtype", not both, "goes with engine torch, and can't stand beside weights_format")
+        for key in ("dtype", "kv_dtype"):
+            both = self.weights_format != "auto" and getattr(self, key) != "auto"
+            require(self, key, not both, "goes with engine torch, and can't stand beside weights_format")
         for key in ("max_running", "max_step_tokens", "block_size", "max_tombstones", "fake_vocab_size"):
             require(self, key, getattr(self, key) >= 1, "must be at least 1")
         for key in ("threads", "context_length", "kv_tokens", "kv_memory_bytes"):

@@ -92,8 +92,9 @@ class _NotForCpu(ValueError):
 
 def _expect_cpu(config: SchedulerConfig) -> None:
     """Raises _NotForCpu when the configuration asks for something else, or this machine has something better."""
-    if config.dtype != "auto":
-        raise _NotForCpu(f"dtype {config.dtype} was asked for")
+    for key in ("dtype", "kv_dtype"):
+        if (asked := getattr(config, key)) != "auto":
+            raise _NotForCpu(f"{key} {asked} was asked for")
     if config.device not in ("auto", "cpu"):
         raise _NotForCpu(f"device {config.device} was asked for")
     if config.device == "auto" and _has_cuda():
@@ -143,6 +144,7 @@ def _load_torch(config: SchedulerConfig, card: ModelCard | None) -> LoadedEngine
             model=config.model,
             device=config.device,
             dtype=config.dtype,
+            kv_dtype=config.kv_dtype,
             context_length=config.context_length,
             kv_tokens=config.kv_tokens,
             kv_memory_bytes=config.kv_memory_bytes,

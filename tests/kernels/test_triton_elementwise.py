@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from kernels.rms_norm import rms_norm
 from kernels.rms_norm.kernel import COLUMNS_MAX, rms_norm_triton
 from kernels.rotary_kv_write import rotary_kv_write
 from kernels.rotary_kv_write.kernel import rotary_kv_write_triton
+from kernels.rotary_kv_write.reference import rotary_kv_write_reference
 from kernels.silu_mul import silu_mul
 from kernels.silu_mul.kernel import silu_mul_triton
 from tests.kernels.accuracy import DTYPES, assert_close, poisoned
@@ -131,7 +133,7 @@ def test_rotary_kv_write(
 
 
 def test_an_fp8_cache_holds_what_fp8_can_say(device: torch.device) -> None:
-    # Only values that e4m3 holds exactly: the interpreter doesn't round to it as hardware does.
+    # Only values that e4m3 holds exactly: the interpreter loses the carry when it rounds to it.
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
         pytest.skip("fp8 starts with sm_89")
     keys = torch.tensor([0.0, 1.0, -1.5, 0.875, 240.0, 448.0, -0.015625, 2.0], device=device).to(torch.bfloat16)
@@ -142,3 +144,18 @@ def test_an_fp8_cache_holds_what_fp8_can_say(device: torch.device) -> None:
     assert torch.equal(caches[0, 0, 1].float(), keys[0].float())
     assert torch.equal(caches[1, 0, 1].float(), -keys[0].float())
     assert (caches[:, 0, 0].float() == 0).all()
+
+
+@pytest.mark.parametrize("write", [rotary_kv_write_triton, rotary_kv_write_reference])
+def test_what_is_too_large_for_fp8_becomes_its_largest(
+    write: Callable[..., tuple[torch.Tensor, torch.Tensor]], device: torch.device
+) -> None:
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
+        pytest.skip("fp8 starts with sm_89")
+    values = torch.tensor([470.0, -1000.0, float("inf"), 3e38, 0.5, 1.0, -449.0, 448.0], device=device)
+    caches = torch.zeros(2, 1, 1, 1, 8, device=device).to(torch.float8_e4m3fn)
+    one, slot = torch.ones(1, 8, device=device), torch.tensor([0], device=device)
+    keys = 500 * one.view(1, 1, 8)
+    rotary_kv_write(keys, keys, values.view(1, 1, 8), one, 0 * one, caches[0], caches[1], slot, compute=write)
+    assert caches[0].flatten().tolist() == [448.0] * 8
+    assert caches[1].flatten().tolist() == [448.0, -448.0, 448.0, 448.0, 0.5, 1.0, -448.0, 448.0]

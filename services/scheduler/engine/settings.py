@@ -7,11 +7,15 @@ from pathlib import Path
 
 import torch
 
+from kernels.ops import Ops
 from services.scheduler.engine.cache_size import CacheSettings, blocks_within, cpu_blocks
 from services.scheduler.model.config import Described
 from services.scheduler.model.kv_cache import token_bytes
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+KV_DTYPES = {"fp8": torch.float8_e4m3fn}
+
+_FP8_CAPABILITY = (8, 9)  # Ada and Hopper: the first that convert to it and back
 
 _GPU_SHARE = 0.85  # of what is free once the weights are loaded; the rest is for activations
 
@@ -21,13 +25,15 @@ class TorchEngineConfig(CacheSettings):
     """`device` is "auto", "cpu" or "cuda[:n]"; `dtype` "auto", "fp32", "bf16" or "fp16".
 
     "auto" is bf16 on a GPU, and fp32 on a CPU: without 16-bit arithmetic, which few have, bf16 is far slower there, and
-    the rounding of 16 bits lets an answer depend on what else is in the batch.
+    the rounding of 16 bits lets an answer depend on what else is in the batch. `kv_dtype` is "auto", which keeps keys
+    and values in the same, or "fp8" (e4m3), which takes half of 16 bits' memory and needs our kernels.
     `threads` is PyTorch's own choice when None. `deterministic`: a row's result never depends on what else is computed.
     """
 
     model: Path
     device: str = "auto"
     dtype: str = "auto"
+    kv_dtype: str = "auto"
     threads: int | None = None
     deterministic: bool = False
 
@@ -37,6 +43,8 @@ class TorchEngineConfig(CacheSettings):
             raise ValueError(f"threads is {self.threads}; it must be at least 1")
         if self.dtype not in ("auto", *DTYPES):
             raise ValueError(f"dtype is {self.dtype!r}; it must be auto, {', '.join(DTYPES)}")
+        if self.kv_dtype not in ("auto", *KV_DTYPES):
+            raise ValueError(f"kv_dtype is {self.kv_dtype!r}; it must be auto or {', '.join(KV_DTYPES)}")
 
 
 def choose_device(name: str) -> torch.device:
@@ -56,6 +64,19 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     if name != "auto":
         return DTYPES[name]
     return torch.float32 if device.type == "cpu" else torch.bfloat16
+
+
+def choose_kv_dtype(name: str, dtype: torch.dtype, device: torch.device, ops: Ops) -> torch.dtype:
+    """The dtype to keep keys and values in; raises ValueError where a narrow one can't be read or written."""
+    if name == "auto":
+        return dtype
+    if not ops.narrow_cache:
+        raise ValueError(f"kv_dtype {name} needs a CUDA device and Triton's kernels; operations here are {ops.name}'s")
+    if device.type == "cuda" and (found := torch.cuda.get_device_capability(device)) < _FP8_CAPABILITY:
+        raise ValueError(
+            f"kv_dtype {name} needs a GPU from sm_89 on (Ada, Hopper); this one is sm_{found[0]}{found[1]}"
+        )
+    return KV_DTYPES[name]
 
 
 def choose_blocks(config: TorchEngineConfig, model: Described, dtype: torch.dtype, device: torch.device) -> int:

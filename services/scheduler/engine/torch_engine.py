@@ -20,6 +20,7 @@ from services.scheduler.engine.settings import (
     choose_blocks,
     choose_device,
     choose_dtype,
+    choose_kv_dtype,
 )
 from services.scheduler.model.config import Described
 from services.scheduler.model.decoder import Decoder
@@ -35,6 +36,7 @@ class EngineReport:
     parameters: int
     device: str
     dtype: str
+    kv_dtype: str
     operations: str
     context_length: int
     kv_tokens: int
@@ -44,36 +46,16 @@ class EngineReport:
 class TorchEngine:
     """An Engine over a model; made by `load_engine`."""
 
-    def __init__(
-        self, model: Model, cache: KvCache, forward: Forward, sampler: StepSampler, ops: Ops, info: EngineInfo
-    ) -> None:
-        self._model = model
-        self._cache = cache
+    def __init__(self, forward: Forward, sampler: StepSampler, info: EngineInfo, report: EngineReport) -> None:
         self._forward = forward
         self._sampler = sampler
-        self._ops = ops
         self._info = info
+        self.report = report
 
     @property
     def info(self) -> EngineInfo:
         """What this engine can do."""
         return self._info
-
-    @property
-    def report(self) -> EngineReport:
-        """For the start-up report."""
-        keys = self._cache.keys
-        tokens = self._info.total_blocks * self._info.block_size
-        return EngineReport(
-            architecture=self._model.config.architecture,
-            parameters=self._model.parameters,
-            device=str(keys.device),
-            dtype=str(keys.dtype).removeprefix("torch."),
-            operations=self._model.operations,
-            context_length=self._info.context_length,
-            kv_tokens=tokens,
-            kv_bytes=tokens * token_bytes(self._model.config, keys.dtype),
-        )
 
     def open(self, key: SequenceKey, spec: SamplingSpec, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> None:
         """Takes up a sequence; raises ValueError for a bias on an id out of the vocabulary."""
@@ -104,17 +86,18 @@ def load_engine(config: TorchEngineConfig, *, ops: Ops | None = None) -> TorchEn
     device = choose_device(config.device)
     chosen = ops or choose_ops(device, deterministic=config.deterministic)
     dtype = choose_dtype(config.dtype, device)
+    kv_dtype = choose_kv_dtype(config.kv_dtype, dtype, device, chosen)
     model = load_model(config.model, chosen, dtype=dtype, device=device, deterministic=config.deterministic)
     shape = model.config
     context = choose_context(config.context_length, shape)
-    blocks = choose_blocks(config, shape, dtype, device)
-    cache = KvCache(shape, blocks=blocks, block_size=config.block_size, dtype=dtype, device=device)
+    blocks = choose_blocks(config, shape, kv_dtype, device)
+    cache = KvCache(shape, blocks=blocks, block_size=config.block_size, dtype=kv_dtype, device=device)
     info = _info(config, shape, context, blocks)
     forward: Forward = EagerForward(model, cache, chosen)
     sampler: StepSampler = Sampler(shape.vocab_size, device, row_by_row=config.deterministic)
     if chosen.name == "triton":
         forward, sampler = _on_a_gpu(forward, model, cache, info)
-    return TorchEngine(model, cache, forward, sampler, chosen, info)
+    return TorchEngine(forward, sampler, info, _report(model, cache, dtype, info))
 
 
 def _on_a_gpu(forward: Forward, model: Model, cache: KvCache, info: EngineInfo) -> tuple[Forward, StepSampler]:
@@ -125,6 +108,25 @@ def _on_a_gpu(forward: Forward, model: Model, cache: KvCache, info: EngineInfo) 
     if isinstance(model, Decoder):  # what transformers computes may wait for the device, which can't be recorded
         forward = DecodeGraphs(forward, model, cache, context_length=info.context_length)
     return forward, DeviceSampler(info.vocab_size, cache.keys.device)
+
+
+def _report(model: Model, cache: KvCache, dtype: torch.dtype, info: EngineInfo) -> EngineReport:
+    tokens, kept = info.total_blocks * info.block_size, cache.keys.dtype
+    return EngineReport(
+        architecture=model.config.architecture,
+        parameters=model.parameters,
+        device=str(cache.keys.device),
+        dtype=_name(dtype),
+        kv_dtype=_name(kept),
+        operations=model.operations,
+        context_length=info.context_length,
+        kv_tokens=tokens,
+        kv_bytes=tokens * token_bytes(model.config, kept),
+    )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _info(config: TorchEngineConfig, shape: Described, context: int, blocks: int) -> EngineInfo:

@@ -29,6 +29,10 @@ def fake(**settings: Any) -> SchedulerConfig:
         ("weights_format", ["--model", "x", "--engine", "torch", "--weights-format", "int8"]),
         ("dtype", ["--model", "x", "--engine", "cpu", "--dtype", "bf16"]),
         ("dtype", ["--model", "x", "--weights-format", "int8", "--dtype", "bf16"]),
+        ("kv_dtype", ["--model", "x", "--engine", "cpu", "--kv-dtype", "fp8"]),
+        ("kv_dtype", ["--engine", "fake", "--kv-dtype", "fp8"]),
+        ("kv_dtype", ["--model", "x", "--weights-format", "int8", "--kv-dtype", "fp8"]),
+        ("kv_dtype", ["--model", "x", "--kv-dtype", "int8"]),
         ("device", ["--model", "x", "--engine", "cpu", "--device", "cuda"]),
     ],
 )
@@ -79,6 +83,11 @@ def test_on_a_cpu_the_step_library_is_chosen(model_directory: Path) -> None:
 def test_where_pytorch_computes_on_a_cpu_the_report_says_why(model_directory: Path) -> None:
     loaded = engines.load(SchedulerConfig(model=model_directory, device="cpu", dtype="fp32", kv_tokens=256))
     assert (loaded.report["engine"], loaded.report["engine_cpu"]) == ("torch", "not used: dtype fp32 was asked for")
+
+
+def test_an_fp8_cache_is_refused_where_no_kernel_reads_it(model_directory: Path) -> None:
+    with pytest.raises(ConfigError, match="kv_dtype fp8 needs a CUDA device"):
+        engines.load(SchedulerConfig(model=model_directory, device="cpu", kv_dtype="fp8", kv_tokens=256))
 
 
 def test_a_weights_format_is_never_silently_ignored(model_directory: Path) -> None:
