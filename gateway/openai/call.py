@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.openai import json_types as types
+from gateway.openai.echo import Echo
 from gateway.openai.json_types import shown
 from gateway.openai.parameters import Given, read_value
 from services.protocol.generation import OpenPb
@@ -18,13 +19,17 @@ STRUCTURAL = frozenset({"model", "stream", "stream_options"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One request per prompt, `n` choices each. `names`: which parameter set which field of the options."""
+    """One request per prompt, `n` choices each. `names`: which parameter set which field of the options.
+
+    `echoes`: what each request's choices begin with.
+    """
 
     requests: Sequence[OpenPb]
     n: int
     stream: bool
     include_usage: bool
     names: Mapping[str, str]
+    echoes: Sequence[Echo]
 
 
 def read_model(body: Mapping[str, Any]) -> str:
@@ -34,7 +39,7 @@ def read_model(body: Mapping[str, Any]) -> str:
 
 def read_stream(body: Mapping[str, Any]) -> tuple[bool, bool]:
     """Whether the answer is to be streamed, and whether its usage is to be told then."""
-    stream = body.get("stream") is not None and bool(read_value("stream", types.boolean, body["stream"]))
+    stream = read_flag(body, "stream")
     options = body.get("stream_options")
     if options is None:
         return stream, False
@@ -46,6 +51,11 @@ def read_stream(body: Mapping[str, Any]) -> tuple[bool, bool]:
         raise InvalidRequest(f"stream_options.{name}", "is not an option")
     usage = options.get("include_usage")
     return stream, usage is not None and bool(read_value("stream_options.include_usage", types.boolean, usage))
+
+
+def read_flag(body: Mapping[str, Any], name: str) -> bool:
+    """A boolean that is false unless given."""
+    return body.get(name) is not None and bool(read_value(name, types.boolean, body[name]))
 
 
 def deliver(given: Given, *, stream: bool) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from gateway.openai import json_types as types
 from gateway.openai.call import STRUCTURAL, Call, choices_of, deliver, read_model, read_stream
+from gateway.openai.echo import NOTHING
 from gateway.openai.logprobs import chat_logprobs
 from gateway.openai.messages import read_messages
 from gateway.openai.parameters import CHAT, Given, read_parameters, read_value
@@ -36,7 +37,12 @@ class ChatForm:
             options=given.options,
         )
         return Call(
-            requests=[request], n=choices_of(given), stream=stream, include_usage=include_usage, names=given.names
+            requests=[request],
+            n=choices_of(given),
+            stream=stream,
+            include_usage=include_usage,
+            names=given.names,
+            echoes=[NOTHING],
         )
 
     def opening(self) -> Mapping[str, Any]:

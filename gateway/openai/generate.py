@@ -65,8 +65,10 @@ class Generation:
 
     async def _whole(self) -> web.StreamResponse:
         parts = [
-            WholeAnswer(self._form, first_choice=index * self._call.n, n=self._call.n, logprobs=self._logprobs)
-            for index in range(len(self._answers))
+            WholeAnswer(
+                self._form, first_choice=index * self._call.n, n=self._call.n, logprobs=self._logprobs, echo=echo
+            )
+            for index, echo in enumerate(self._call.echoes)
         ]
         await together([part.gather(answer) for part, answer in zip(parts, self._answers, strict=True)])
         body = {

@@ -18,7 +18,10 @@ def chat_logprobs(tokens: Sequence[TokenInfo]) -> dict[str, Any]:
 
 
 class CompletionLogprobs:
-    """Completions' form, delta after delta: `text_offset` counts the choice's code points before each token."""
+    """Completions' form, delta after delta: `text_offset` counts the choice's code points before each token.
+
+    One below 0 is that of a token before the text's beginning, and is told as 0.
+    """
 
     __slots__ = ("_decoder", "_offset")
 
@@ -31,19 +34,24 @@ class CompletionLogprobs:
         return {
             "tokens": [token_text(token.bytes) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [{token_text(top.bytes): top.logprob for top in token.top} for token in tokens],
+            "top_logprobs": [_alternatives(token) for token in tokens],
             "text_offset": [self._advance(token.bytes) for token in tokens],
         }
 
     def _advance(self, token_bytes: bytes) -> int:
         before = self._offset
         self._offset += len(self._decoder.decode(token_bytes))
-        return before
+        return max(before, 0)
 
 
 def token_text(token_bytes: bytes) -> str:
     """A token's bytes as text; those that are no whole characters are written as \\xNN, as OpenAI does."""
     return token_bytes.decode("utf-8", "backslashreplace")
+
+
+def _alternatives(token: TokenInfo) -> dict[str, float] | None:
+    """None for a prompt's first token, which nothing stands before."""
+    return None if token.logprob is None else {token_text(top.bytes): top.logprob for top in token.top}
 
 
 def _entry(token: TokenInfo | TopLogprob) -> dict[str, Any]:

@@ -96,7 +96,6 @@ IGNORED = frozenset(
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "audio": (),
     "best_of": (1,),
-    "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "modalities": (["text"],),
@@ -115,7 +114,7 @@ class Given:
     """The parameters of one request in the contract's form, and under which name each path was given."""
 
     options: generation_pb2.GenerationOptions
-    names: Mapping[str, str]
+    names: dict[str, str]
 
 
 def read_parameters(body: Mapping[str, Any], table: Iterable[Parameter], structural: frozenset[str]) -> Given:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from gateway.openai.chunks import finish_reason, stop_reason
+from gateway.openai.echo import NOTHING, Echo
 from gateway.openai.errors import failure_of
 from gateway.openai.form import Form
 from services.protocol.events import Completed, Delta, Finish, TokenInfo, Usage
@@ -12,13 +14,14 @@ from services.protocol.generation import Answer
 
 
 class WholeAnswer:
-    """Gathers one answer; its choices are numbered from `first_choice`."""
+    """Gathers one answer; its choices are numbered from `first_choice`, and each begins with `echo`."""
 
-    def __init__(self, form: Form, *, first_choice: int, n: int, logprobs: bool) -> None:
+    def __init__(self, form: Form, *, first_choice: int, n: int, logprobs: bool, echo: Echo = NOTHING) -> None:
         self.usage: Usage | None = None
         self._form = form
         self._first_choice = first_choice
         self._logprobs = logprobs
+        self._echo = echo
         self._texts: list[list[str]] = [[] for _ in range(n)]
         self._tokens: list[list[TokenInfo]] = [[] for _ in range(n)]
         self._finishes: dict[int, Finish] = {}
@@ -44,13 +47,18 @@ class WholeAnswer:
                 self._finishes[event.choice] = event
             case Completed(usage):
                 self.usage = usage
+                self._echo = replace(self._echo, tokens=usage.prompt)
 
     def _choice(self, choice: int) -> dict[str, Any]:
         finish = self._finishes[choice]
         return {
             "index": self._first_choice + choice,
-            **self._form.whole("".join(self._texts[choice])),
-            "logprobs": self._form.logprobs().more(self._tokens[choice]) if self._logprobs else None,
+            **self._form.whole("".join((self._echo.text, *self._texts[choice]))),
+            "logprobs": self._logprobs_of(choice) if self._logprobs else None,
             "finish_reason": finish_reason(finish),
             "stop_reason": stop_reason(finish),
         }
+
+    def _logprobs_of(self, choice: int) -> dict[str, Any]:
+        echo = self._echo
+        return self._form.logprobs(echo.text_offset).more([*echo.tokens, *self._tokens[choice]])

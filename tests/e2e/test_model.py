@@ -12,7 +12,7 @@ import openai
 import pytest
 import pytest_asyncio
 
-from tailrace.client import Client, Delta, InvalidRequest
+from tailrace.client import Client, Completed, Delta, InvalidRequest
 from tests.stack import Stack, process_stack
 
 QUESTION = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
@@ -81,6 +81,27 @@ async def test_the_models_probabilities_come_with_each_tokens_bytes_on_grpc_and_
     assert [[bytes(top.bytes or ()) for top in entry.top_logprobs] for entry in content] == [
         [top.bytes for top in token.top] for token in choice.tokens
     ]
+
+
+async def test_a_prompts_probabilities_come_by_echo_in_openais_form_and_are_those_of_grpc(
+    stack: Stack, client: Client
+) -> None:
+    prompt = "The capital of France is Paris"
+    stream = client.generate(prompt, temperature=0, max_tokens=1, prompt_logprobs=2)
+    (told,) = [event.prompt async for event in stream if isinstance(event, Completed)]
+    async with openai.AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="none") as api:
+        answer = await api.completions.create(
+            model=stack.model, prompt=prompt, temperature=0, max_tokens=1, echo=True, logprobs=2
+        )
+    (choice,) = answer.choices
+    assert choice.text.startswith(prompt)
+    assert choice.logprobs is not None
+    assert choice.logprobs.token_logprobs is not None
+    scored = choice.logprobs.token_logprobs[: len(told)]
+    assert scored[0] is None
+    assert scored[1:] == pytest.approx([token.logprob for token in told[1:]], abs=1e-4)
+    offsets, tokens = choice.logprobs.text_offset or [], choice.logprobs.tokens or []
+    assert all(choice.text[at:].startswith(token) for at, token in zip(offsets, tokens, strict=True))
 
 
 async def test_an_emoji_that_the_model_writes_in_two_tokens_comes_whole_and_each_token_has_its_bytes(

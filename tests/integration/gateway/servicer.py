@@ -94,13 +94,13 @@ class ScriptedStream:
         stream_finish = tokenizer_pb2.StreamFinish(stream_id=self.request.stream_id, finish=pb)
         self._send(tokenizer_pb2.EventBatch(finishes=[stream_finish]))
 
-    def complete(self, *, prompt_tokens: int = 7, cached: int = 2) -> None:
-        """The request ends."""
+    def complete(self, *, prompt_tokens: int = 7, cached: int = 2, prompt: Sequence[common_pb2.TokenInfo] = ()) -> None:
+        """The request ends; `prompt` is told of its tokens."""
         usage = common_pb2.Usage(
             prompt_tokens=prompt_tokens, cached_prompt_tokens=cached, output_tokens=sum(self.tokens.values())
         )
         completed = tokenizer_pb2.StreamCompleted(
-            stream_id=self.request.stream_id, completed=generation_pb2.Completed(usage=usage)
+            stream_id=self.request.stream_id, completed=generation_pb2.Completed(usage=usage, prompt=prompt)
         )
         self._send(tokenizer_pb2.EventBatch(completions=[completed]))
 

@@ -157,6 +157,59 @@ async def test_completion_logprobs_have_the_older_form(gateway: RunningGateway, 
     assert logprobs.top_logprobs[2] == {"!": -0.25}
 
 
+async def with_prompt_logprobs(stream: ScriptedStream) -> None:
+    """A prompt before which the tokenizer put a token of its own, and one token of output for each choice."""
+    first = common_pb2.TokenInfo(token_id=0, bytes=b"<s>")
+    for choice in range(stream.n):
+        stream.say("!", choice=choice, ids=[3], infos=[info(3, b"!")])
+        stream.finish(FinishReason.LENGTH, choice=choice)
+    stream.complete(prompt=[first, info(1, b"\xe2\x9c"), info(2, b"\x85")])
+
+
+@pytest.mark.parametrize("prompt", ["✅", [0, 1, 2]])
+async def test_echo_puts_the_prompt_and_its_tokens_before_each_choice(
+    gateway: RunningGateway, tokenizer: ScriptedTokenizer, prompt: Any
+) -> None:
+    tokenizer.script = with_prompt_logprobs
+    async with gateway.openai() as client:
+        answer = await client.completions.create(model=MODEL, prompt=prompt, echo=True, logprobs=1, n=2)
+    before = "" if isinstance(prompt, str) else "<s>"  # ids are told as what they spell
+    assert [choice.text for choice in answer.choices] == [f"{before}✅!"] * 2
+    for choice in answer.choices:
+        logprobs = choice.logprobs
+        assert logprobs is not None
+        assert logprobs.tokens == ["<s>", "\\xe2\\x9c", "\\x85", "!"]
+        assert logprobs.token_logprobs == [None, -0.25, -0.25, -0.25]
+        assert logprobs.text_offset == [0, len(before), len(before), len(before) + 1]
+        assert logprobs.top_logprobs is not None
+        assert logprobs.top_logprobs[0] is None
+        assert logprobs.top_logprobs[3] == {"!": -0.25}
+    assert tokenizer.opened[0].options.output.prompt_logprobs == 1
+
+
+async def test_echo_of_a_text_asks_for_nothing_and_each_of_several_prompts_is_its_own(
+    gateway: RunningGateway, tokenizer: ScriptedTokenizer
+) -> None:
+    async with gateway.openai() as client:
+        answer = await client.completions.create(model=MODEL, prompt=["a: ", "b: "], echo=True)
+        with pytest.raises(openai.BadRequestError) as streamed:
+            await client.completions.create(model=MODEL, prompt="a", echo=True, stream=True)
+    assert [choice.text for choice in answer.choices] == ["a: Hello world", "b: Hello world"]
+    assert all(choice.logprobs is None for choice in answer.choices)
+    assert not any(stream.options.output.HasField("prompt_logprobs") for stream in tokenizer.opened)
+    assert streamed.value.param == "echo"
+
+
+async def test_a_prompt_of_too_many_tokens_to_tell_of_is_refused_in_the_callers_words(
+    gateway: RunningGateway, tokenizer: ScriptedTokenizer
+) -> None:
+    tokenizer.refuse = lambda _: InvalidRequest("options.output.prompt_logprobs", "can be told of fewer tokens")
+    async with gateway.openai() as client:
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.completions.create(model=MODEL, prompt="hi", echo=True, logprobs=1)
+    assert refused.value.param == "echo"
+
+
 async def test_models_are_listed_and_found_by_name(gateway: RunningGateway) -> None:
     async with gateway.openai() as client:
         assert [model.id async for model in client.models.list()] == [MODEL]

@@ -38,6 +38,7 @@ class Options(TypedDict, total=False):
     spaces_between_special_tokens: bool
     token_info: bool
     logprobs: int
+    prompt_logprobs: int
     n: int
     timeout_s: float
     whole: bool
