@@ -11,7 +11,7 @@ import grpc.aio
 from services.protocol.hello import Hello
 from services.protocol.hop import Hop
 from services.protocol.model_card import ModelCard
-from services.protocol.sender import SUSPECT_S, Wakeup
+from services.protocol.sender import SUSPECT_S
 from services.protocol.views import HopView
 from services.runtime.client import connect, open_stream
 from services.runtime.clock import Clock
@@ -22,6 +22,8 @@ from services.tokenizer.attempts import Attempts
 from services.tokenizer.backoff import Backoff
 from services.tokenizer.claims import Claims, Held
 from services.tokenizer.entry import Attempt, Entry
+from services.tokenizer.outbox import UNANSWERED, Outbox, Told
+from services.tokenizer.presence import Presence
 from services.tokenizer.route import Ended, Perform, Route, TextMessage
 from services.tokenizer.wire import (
     claim_answer_from_wire,
@@ -36,16 +38,7 @@ from tailrace.v1 import detokenizer_pb2, detokenizer_pb2_grpc, scheduler_pb2, sc
 CALL_TIMEOUT_S = 2.0
 """Of one unary call; repeated where it must arrive."""
 
-REFUSED_S = 1.0
-"""How long a scheduler may refuse connections before its requests go on without it."""
-
-SILENT_S = 3.0
-"""How long a scheduler may leave everything unanswered before its requests go on at another one."""
-
 DETAILS_KEY = "grpc-status-details-bin"
-
-# The peer did not answer; whether it acted is not known.
-_UNANSWERED = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED})
 
 SCHEDULER_STOPPING = "SCHEDULER_STOPPING"
 """With this reason a scheduler ends its streams when its process does."""
@@ -96,10 +89,10 @@ class SchedulerLink:
             metrics=metrics,
         )
         self._load_hop = Hop(clock)
-        self._unreachable_since: float | None = None
-        self._aborts: dict[int, None] = {}
-        self._releases: dict[int, None] = {}
-        self._outbox_wakeup = Wakeup()
+        self._presence = Presence(address, ask=self._ask_epoch, attempts=attempts, perform=perform, clock=clock)
+        self._outbox = Outbox(
+            address, abort=self._abort, release=self._release, attempts=attempts, perform=perform, clock=clock
+        )
 
     @property
     def live(self) -> bool:
@@ -120,17 +113,13 @@ class SchedulerLink:
         """Keeps the route and the lease, and sends what is in the outbox, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._route.run(), name=f"route {self.address}")
-            tasks.create_task(self._send_outbox(), name=f"outbox {self.address}")
+            tasks.create_task(self._outbox.run(), name=f"outbox {self.address}")
             tasks.create_task(self._keep_reconciled(), name=f"reconciliation {self.address}")
             tasks.create_task(self._keep_lease(), name=f"lease {self.address}")
 
     async def close(self, timeout_s: float) -> None:
         """Sends what is left in the outbox within the bound, and closes the channels."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._flush()
-        except TimeoutError:
-            _log.warning("left without releasing", scheduler=self.address, attempts=len(self._releases))
+        await self._outbox.close(timeout_s)
         for channel in (self._channel, *(source.channel for source in self._sources)):
             await channel.close()
 
@@ -166,18 +155,15 @@ class SchedulerLink:
 
     def abort(self, attempt_id: int) -> None:
         """Has the scheduler stop an attempt, soon and certainly."""
-        self._aborts[attempt_id] = None
-        self._outbox_wakeup.set()
+        self._outbox.abort(attempt_id)
 
     def release(self, attempt_id: int) -> None:
         """Has the scheduler forget an attempt, soon and certainly."""
-        self._releases[attempt_id] = None
-        self._outbox_wakeup.set()
+        self._outbox.release(attempt_id)
 
     def released(self, attempt_id: int) -> None:
         """Nothing has to be said about an attempt any more."""
-        self._aborts.pop(attempt_id, None)
-        self._releases.pop(attempt_id, None)
+        self._outbox.drop(attempt_id)
 
     def resubscribe(self, why: str) -> None:
         """Has the current call end and the next one begin."""
@@ -230,49 +216,22 @@ class SchedulerLink:
         left_ms = 0 if deadline is None else max(1, round((deadline - self._clock.now()) * 1000))
         return submit_to_wire(attempt, tokenizer=self._name, tokenizer_epoch=self._hello.epoch, deadline_in_ms=left_ms)
 
-    async def _send_outbox(self) -> None:
-        while True:
-            await self._outbox_wakeup.wait()
-            await self._flush()
+    async def _abort(self, attempt_ids: Sequence[int]) -> Told:
+        request = scheduler_pb2.SchedulerServiceAbortRequest(
+            attempt_ids=attempt_ids, tokenizer=self._name, tokenizer_epoch=self._hello.epoch
+        )
+        response = await self._scheduler.Abort(request, timeout=CALL_TIMEOUT_S)
+        return Told(response.epoch, response.stale_attempt_ids)
 
-    async def _flush(self) -> None:
-        """Sends all that waits, everything of a kind in one call, until it is answered."""
-        backoff = Backoff(0.05, 1.0)
-        while self._aborts or self._releases:
-            try:
-                await self._flush_once()
-            except grpc.aio.AioRpcError as error:
-                if error.code() not in _UNANSWERED:
-                    _log.error("scheduler refused", scheduler=self.address, why=error.details())
-                await asyncio.sleep(backoff.next())
-
-    async def _flush_once(self) -> None:
-        aborts, releases = list(self._aborts), list(self._releases)
-        if aborts:
-            request = scheduler_pb2.SchedulerServiceAbortRequest(
-                attempt_ids=aborts, tokenizer=self._name, tokenizer_epoch=self._hello.epoch
-            )
-            response = await self._scheduler.Abort(request, timeout=CALL_TIMEOUT_S)
-            for attempt_id in aborts:
-                self._aborts.pop(attempt_id, None)
-            self._perform(self._attempts.stale(response.stale_attempt_ids, self._clock.now()))
-        if releases:
-            answer = await self._release(releases)
-            for attempt_id in releases:
-                self._releases.pop(attempt_id, None)
-            now, stale = self._clock.now(), set(answer.stale_attempt_ids)
-            self._perform(self._attempts.stale(stale, now))
-            gone = [attempt_id for attempt_id in releases if attempt_id not in stale]
-            self._perform(self._attempts.release_answered(gone, answer.epoch, now))
-
-    async def _release(self, attempt_ids: Sequence[int]) -> scheduler_pb2.SchedulerServiceReleaseResponse:
+    async def _release(self, attempt_ids: Sequence[int]) -> Told:
         request = scheduler_pb2.SchedulerServiceReleaseRequest(
             attempt_ids=attempt_ids, tokenizer=self._name, tokenizer_epoch=self._hello.epoch
         )
-        response: scheduler_pb2.SchedulerServiceReleaseResponse = await self._scheduler.Release(
-            request, timeout=CALL_TIMEOUT_S
-        )
-        return response
+        response = await self._scheduler.Release(request, timeout=CALL_TIMEOUT_S)
+        return Told(response.epoch, response.stale_attempt_ids)
+
+    async def _ask_epoch(self) -> int:
+        return (await self._release(())).epoch
 
     # -- the lease
 
@@ -325,7 +284,7 @@ class SchedulerLink:
             try:
                 response = await self._scheduler.Reconcile(request, timeout=CALL_TIMEOUT_S)
             except grpc.aio.AioRpcError as error:
-                if error.code() not in _UNANSWERED:
+                if error.code() not in UNANSWERED:
                     _log.error("scheduler refused to reconcile", scheduler=self.address, why=error.details())
                     return
                 await asyncio.sleep(backoff.next())
@@ -339,36 +298,14 @@ class SchedulerLink:
 
     def _route_changed(self) -> None:
         if self._route.live:
-            self._unreachable_since = None
+            self._presence.proved()
         self._on_change()
 
     async def _after_end(self, ended: Ended) -> None:
         """With the route down, sees who is there."""
         if ended.reason == SCHEDULER_STOPPING:
-            self._perform(self._attempts.scheduler_lost(self.address, self._clock.now()))
-        await self._look_for_scheduler()
-
-    async def _look_for_scheduler(self) -> None:
-        """With the route down, asks the scheduler itself who it is: a new incarnation has nothing of the old one's.
-
-        One that refuses connections for a while is given up. One that merely does not answer may have been stopped,
-        with all that it knows; it is waited for unless there is another.
-        """
-        try:
-            epoch = (await self._release(())).epoch
-        except grpc.aio.AioRpcError as error:
-            self._unreachable(error.code())
-            return
-        self._unreachable_since = None
-        self._perform(self._attempts.scheduler_seen(self.address, epoch, self._clock.now()))
-
-    def _unreachable(self, code: grpc.StatusCode) -> None:
-        now = self._clock.now()
-        self._unreachable_since = since = self._unreachable_since or now
-        if code is grpc.StatusCode.UNAVAILABLE and now >= since + REFUSED_S:
-            self._perform(self._attempts.scheduler_lost(self.address, now))
-        elif code is grpc.StatusCode.DEADLINE_EXCEEDED and now >= since + SILENT_S:
-            self._perform(self._attempts.scheduler_silent(self.address, now))
+            self._presence.stopping()
+        await self._presence.look()
 
 
 class _TextSource:
@@ -397,4 +334,4 @@ class _TextSource:
 def _unanswered(error: grpc.aio.AioRpcError) -> bool:
     """Whether the call may not have reached the peer's code. A status with our details was raised by it."""
     answered = any(key == DETAILS_KEY for key, _ in error.trailing_metadata() or ())
-    return error.code() in _UNANSWERED and not answered
+    return error.code() in UNANSWERED and not answered

@@ -111,7 +111,7 @@ def _in_tokenizer(app: TokenizerApp) -> dict[str, object]:
         "labels": len(app.ledger._book.current),
         "room for kept answers": app.ledger.retention.reserved_bytes,
         "gateway streams": sum(len(gateway.streams) for gateway in app._gateways),
-        "aborts and releases to be sent": sum(len(link._aborts) + len(link._releases) for link in links),
+        "aborts and releases to be sent": sum(len(link._outbox) for link in links),
         "waiting callers": len(app._shell._openers) + len(app._shell._waiting),
     }
 
