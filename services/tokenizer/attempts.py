@@ -87,7 +87,7 @@ class Attempts:
         attempt.settled = True
         if attempt.phase not in (EnginePhase.SUBMITTING, EnginePhase.RELEASING):
             return []
-        if attempt.epoch:
+        if attempt.epoch and not attempt.abandoned:
             return [*self._book.refuse(attempt.entry, error, now), *self._book.settle(attempt.entry, now)]
         return [*self._refused(attempt, error, now), *self._book.settle(attempt.entry, now)]
 
@@ -96,12 +96,25 @@ class Attempts:
         entry = attempt.entry
         if error.reason == STALE_OWNER and entry.accepted:
             return [*effects, *self._book.let_go(entry, Cut.CLAIMED, now)]
-        if isinstance(error, Unavailable) and not entry.accepted and not entry.caller_is_final:
-            # One that drains or still loads: nobody waits for an answer yet that it could have begun.
-            other = self._schedulers.least_busy(tried={attempt.scheduler for attempt in entry.attempts})
-            if other is not None:
-                return [*effects, Submit(self._book.new_attempt(entry, other))]
+        if attempt.abandoned:
+            return effects
+        if isinstance(error, Unavailable) and (elsewhere := self._submit_elsewhere(attempt)):
+            return [*effects, *elsewhere]
         return [*effects, *self._book.refuse(entry, error, now), *self._failover.refused(attempt, error, now)]
+
+    def _submit_elsewhere(self, attempt: Attempt) -> Effects:
+        """Another attempt where a request that was not accepted yet has not been tried; nothing where there is nowhere.
+
+        Nobody waits for an answer yet that this one could have begun.
+        """
+        entry = attempt.entry
+        if entry.accepted or entry.caller_is_final or attempt.abandoned:
+            return []
+        other = self._schedulers.least_busy(tried={attempt.scheduler for attempt in entry.attempts})
+        if other is None:
+            return []
+        attempt.abandoned = True
+        return [Submit(self._book.new_attempt(entry, other))]
 
     def submit_failed(self, attempt_id: int, error: TailraceError, now: float) -> Effects:
         """Nobody knows whether the scheduler has the attempt: Release keeps a late Submit out."""
@@ -109,11 +122,17 @@ class Attempts:
         if attempt is None:
             return []
         attempt.settled = True
-        if attempt.epoch:
+        if attempt.epoch or attempt.abandoned:
             return self._book.settle(attempt.entry, now)
-        effects = self._book.refuse(attempt.entry, error, now)
-        self._failover.unanswered(attempt, now)
+        effects = self._leave(attempt, now) or self._book.refuse(attempt.entry, error, now)
         return [*effects, *self._book.settle(attempt.entry, now)]
+
+    def _leave(self, attempt: Attempt, now: float) -> Effects:
+        """What is on its way goes elsewhere: a continuation as soon as may be, a new request where there is another."""
+        if attempt.entry.accepted:
+            self._failover.unanswered(attempt, now)
+            return []
+        return self._submit_elsewhere(attempt)
 
     def release_answered(self, attempt_ids: Iterable[int], epoch: int, now: float) -> Effects:
         """The scheduler forgot these attempts, or left tombstones for them."""
@@ -246,9 +265,13 @@ class Attempts:
         return [effect for attempt in lost for effect in self.lose(attempt, now)]
 
     def scheduler_lost(self, scheduler: str, now: float) -> Effects:
-        """The scheduler is given up: everything it had accepted is lost."""
-        lost = [attempt for attempt in self._book.at(scheduler) if attempt.epoch or attempt.settled]
-        effects = [effect for attempt in lost for effect in self.lose(attempt, now)]
+        """It is given up: everything it had accepted is lost, and what is on its way to it goes elsewhere."""
+        effects: Effects = []
+        for attempt in self._book.at(scheduler):
+            if attempt.epoch or attempt.settled:
+                effects += self.lose(attempt, now)
+            elif not attempt.claimed and self._schedulers.least_busy() is not None:
+                effects += [*self._leave(attempt, now), *self._book.settle(attempt.entry, now)]
         return [*effects, *self._failover.resubmit()]
 
     def scheduler_silent(self, scheduler: str, now: float) -> Effects:

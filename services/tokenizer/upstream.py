@@ -144,7 +144,7 @@ class SchedulerLink:
                 if not _unanswered(error):
                     self._perform(self._attempts.submit_refused(attempt.attempt_id, refusal_from_wire(error), now))
                     return
-                if now >= give_up_at or self._attempts.get(attempt.attempt_id) is None:
+                if now >= give_up_at or attempt.abandoned or self._attempts.get(attempt.attempt_id) is None:
                     unavailable = Unavailable(f"scheduler {self.address} does not answer")
                     self._perform(self._attempts.submit_failed(attempt.attempt_id, unavailable, now))
                     return
@@ -223,15 +223,15 @@ class SchedulerLink:
         response = await self._scheduler.Abort(request, timeout=CALL_TIMEOUT_S)
         return Told(response.epoch, response.stale_attempt_ids)
 
-    async def _release(self, attempt_ids: Sequence[int]) -> Told:
+    async def _release(self, attempt_ids: Sequence[int], timeout_s: float = CALL_TIMEOUT_S) -> Told:
         request = scheduler_pb2.SchedulerServiceReleaseRequest(
             attempt_ids=attempt_ids, tokenizer=self._name, tokenizer_epoch=self._hello.epoch
         )
-        response = await self._scheduler.Release(request, timeout=CALL_TIMEOUT_S)
+        response = await self._scheduler.Release(request, timeout=timeout_s)
         return Told(response.epoch, response.stale_attempt_ids)
 
-    async def _ask_epoch(self) -> int:
-        return (await self._release(())).epoch
+    async def _ask_epoch(self, timeout_s: float) -> int:
+        return (await self._release((), timeout_s)).epoch
 
     # -- the lease
 
@@ -258,6 +258,7 @@ class SchedulerLink:
                     silence.reschedule(loop.time() + SUSPECT_S)
                     self._load_hop.opened()
                     self._load_hop.heard()
+                    self._presence.heard()
                     backoff.reset()
                     if response.HasField("load"):
                         load = response.load
@@ -298,7 +299,7 @@ class SchedulerLink:
 
     def _route_changed(self) -> None:
         if self._route.live:
-            self._presence.proved()
+            self._presence.heard()
         self._on_change()
 
     async def _after_end(self, ended: Ended) -> None:

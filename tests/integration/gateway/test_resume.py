@@ -63,8 +63,6 @@ async def test_a_resumed_stream_begins_with_started_and_brings_exactly_what_is_m
 async def test_choices_of_which_the_caller_had_nothing_come_too_even_before_attach_is_answered(
     gateway: RunningGateway, tokenizer: ScriptedTokenizer, answer_first: bool
 ) -> None:
-    said = asyncio.Event()
-
     async def three(stream: ScriptedStream) -> None:
         if answer_first:
             await asyncio.sleep(0)
@@ -72,15 +70,14 @@ async def test_choices_of_which_the_caller_had_nothing_come_too_even_before_atta
             stream.say(f"choice {choice}", choice=choice)
             stream.finish(FinishReason.LENGTH, choice=choice)
         stream.complete()
-        said.set()
 
-    async def after_all_was_said() -> None:
-        await said.wait()
-        await asyncio.sleep(0.05)  # the events are on their way on another call
+    async def after_all_was_heard() -> None:
+        [link] = gateway.gateway.router.links
+        await wait_until(lambda: [stream for stream in link.streams if stream.log.usage is not None])
 
     tokenizer.attach_script, tokenizer.attach_n = three, 3
     if not answer_first:
-        tokenizer.before_attach_answer = after_all_was_said
+        tokenizer.before_attach_answer = after_all_was_heard
     async with gateway.stub() as stub:
         events = await read_all(stub.Resume(resume((1, 0, 0))))
     for choice in range(3):
