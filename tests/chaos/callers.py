@@ -12,6 +12,7 @@ from typing import Any, Literal
 import aiohttp
 
 from tailrace.client import Client, ClientError, Completed, Delta, Finish, Started
+from tailrace.client.liveness import ANSWER_S, SILENCE_S
 
 Transport = Literal["grpc", "sse"]
 RECONNECTS_MAX = 100
@@ -138,10 +139,20 @@ class _SseCaller:
                 self._answer.problem = f"HTTP {response.status}: {text}"
                 return True
             self._request_id = self._request_id or response.headers["X-Request-Id"]
-            async for line in response.content:
+            while line := await self._line(response, url):
                 if self._take(line.rstrip(b"\r\n")):
                     return True
         return False
+
+    async def _line(self, response: aiohttp.ClientResponse, url: str) -> bytes:
+        """The next one; after a silence the gateway is asked whether it lives. Raises TimeoutError when it doesn't."""
+        while True:
+            try:
+                async with asyncio.timeout(SILENCE_S):
+                    return await response.content.readline()
+            except TimeoutError:
+                async with asyncio.timeout(ANSWER_S), self._session.get(f"{url}/health"):
+                    pass
 
     def _request(self, url: str) -> Any:
         question = self._answer.question

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tailrace.v1 import common_pb2, generation_pb2, generation_pb2_grpc
 
@@ -61,6 +62,7 @@ class ScriptedServer(generation_pb2_grpc.GenerationServiceServicer):
         self.called = asyncio.Event()
         self.caller_left = asyncio.Event()
         self.requests: list[generation_pb2.GenerateRequest | generation_pb2.ChatRequest] = []
+        self.health_checks = 0
         self.address = ""
 
     async def Generate(self, request: generation_pb2.GenerateRequest, context: Context) -> AsyncIterator[Pb]:
@@ -127,12 +129,24 @@ class ScriptedServer(generation_pb2_grpc.GenerationServiceServicer):
         self.keys += [str(value) for key, value in context.invocation_metadata() or () if key == "authorization"]
 
 
+class _Health(health_pb2_grpc.HealthServicer):
+    """Answers, and counts."""
+
+    def __init__(self, server: ScriptedServer) -> None:
+        self._server = server
+
+    async def Check(self, request: health_pb2.HealthCheckRequest, context: Context) -> health_pb2.HealthCheckResponse:
+        self._server.health_checks += 1
+        return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
+
+
 @asynccontextmanager
 async def serving() -> AsyncIterator[ScriptedServer]:
     """A ScriptedServer on a free port."""
     servicer = ScriptedServer()
     server = grpc.aio.server()
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, server)
+    health_pb2_grpc.add_HealthServicer_to_server(_Health(servicer), server)
     servicer.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     try:

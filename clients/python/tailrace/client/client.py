@@ -27,7 +27,9 @@ class Client:
                 ...
 
     A stream that is cut is taken up again where it stood, as long as something new comes every `resume_for_s` seconds;
-    with 0 it isn't. Calls that are no stream raise Unreachable when no answer comes within `timeout_s` seconds.
+    with 0 it isn't. Where there are several addresses, a server that says nothing for two seconds is asked whether it
+    lives, and left for the next one when it doesn't answer within a third; with one address gRPC's keepalive notices,
+    after half a minute. Calls that are no stream raise Unreachable when no answer comes within `timeout_s` seconds.
     """
 
     def __init__(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import grpc.aio
 
+from tailrace.client.liveness import Health
 from tailrace.v1 import generation_pb2_grpc
 
 MAX_MESSAGE_BYTES = 16 << 20
@@ -29,6 +30,7 @@ class Servers:
         self.metadata = () if api_key is None else (("authorization", f"Bearer {api_key}"),)
         self._channels = [grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS) for address in addresses]
         self._stubs = [generation_pb2_grpc.GenerationServiceStub(channel) for channel in self._channels]
+        self._health = [Health(channel) for channel in self._channels]
         self._turn = 0
 
     def __len__(self) -> int:
@@ -43,6 +45,10 @@ class Servers:
         """This one failed a caller: the next one's turn, unless another caller has said so already."""
         if stub is self.stub:
             self._turn = (self._turn + 1) % len(self._stubs)
+
+    def health_of(self, stub: generation_pb2_grpc.GenerationServiceAsyncStub) -> Health | None:
+        """How to ask whether it stands still; None where there is no other to turn to."""
+        return self._health[self._stubs.index(stub)] if len(self) > 1 else None
 
     async def close(self) -> None:
         """Ends the connections, and with them every open stream."""

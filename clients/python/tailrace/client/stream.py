@@ -13,6 +13,7 @@ from tailrace.client.errors import ClientError, StreamCut, Unreachable
 from tailrace.client.events import Answer, Choice, Completed, Delta, Event, Finish, Started, TokenInfo
 from tailrace.client.handle import Handle
 from tailrace.client.law import StreamLaw
+from tailrace.client.liveness import Watch
 from tailrace.client.patience import Patience
 from tailrace.client.servers import Servers
 from tailrace.client.wire import read_error, read_event
@@ -92,12 +93,13 @@ class Stream:
             stub = self._servers.stub
             self._call = call = start(stub)
             try:
-                async for event in self._read(call):
-                    patience.restore()
-                    yield event
+                with Watch(call, self._servers.health_of(stub)) as watch:
+                    async for event in self._read(call, watch):
+                        patience.restore()
+                        yield event
                 self._law.check_end()
                 return
-            except StreamCut as cut:
+            except (StreamCut, Unreachable) as cut:
                 cause: ClientError = cut
             except grpc.aio.AioRpcError as error:
                 cause = read_error(error)
@@ -110,17 +112,22 @@ class Stream:
                 self._law.cut()
                 start = _resuming(handle, self._servers)
 
-    async def _read(self, call: Call) -> AsyncIterator[Event]:
+    async def _read(self, call: Call, watch: Watch) -> AsyncIterator[Event]:
         """The events of one connection that are new to the reader."""
         try:
             async for pb in call:
+                watch.heard()
                 event = read_event(pb)
                 if event is not None and self._law.check(event):
                     yield event
         except asyncio.CancelledError:
             # gRPC raises the same for a cancelled call as asyncio does for a cancelled task.
-            if self._cancelled.is_set() and not _task_is_cancelled():
+            if _task_is_cancelled():
+                raise
+            if self._cancelled.is_set():
                 raise StreamCut("the stream was cancelled by its reader") from None
+            if watch.lost:
+                raise Unreachable("the server says nothing, and does not answer") from None
             raise
 
     async def _until_next_try(self, cause: ClientError, patience: Patience) -> None:
