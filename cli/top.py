@@ -28,6 +28,9 @@ SHOWN = 10
 ASKED = 100
 """Requests asked for, the oldest: what looking costs must not grow with what is open."""
 
+ARRIVALS = {"tokens": "received", "text": "merged", "events": "at the gateway"}
+"""Where what a hop carries arrives."""
+
 PHASES = ("SUBMITTING", "WAITING", "PREFILL", "DECODE", "ENDED", "RELEASING")
 
 
@@ -67,7 +70,7 @@ def picture(before: Snapshot, now: Snapshot) -> RenderableType:
         _processes(before, now),
         _framed(f"requests by phase{_part(now)}", _phases(flows)),
         _framed("KV blocks", _memory(now)),
-        _framed(f"tokens on their way{_part(now)}", _lags(flows)),
+        _framed(f"tokens on their way{_part(now)}", _lags(now, flows)),
         _framed("oldest requests", _oldest(flows)),
     )
 
@@ -148,20 +151,37 @@ def _memory(now: Snapshot) -> RenderableType:
     return table
 
 
-def _lags(flows: Sequence[Flow]) -> RenderableType:
-    """Between each two neighbouring places, summed over all requests."""
-    lags: Counter[str] = Counter()
+def _lags(now: Snapshot, flows: Sequence[Flow]) -> RenderableType:
+    """Between each two neighbouring places: tokens, summed over all requests, and how late what comes there is."""
+    tokens: Counter[str] = Counter()
     for flow in flows:
         view = flow.tokenizer or flow.scheduler
         for choice in view.choices if view is not None else ():
-            found = places(flow, choice.choice)
-            for earlier, later in pairwise(found):
-                lags[f"{earlier.where} → {later.where}"] += max(earlier.tokens - later.tokens, 0)
-    table = Table.grid(padding=(0, 2))
-    for link in (f"{earlier} → {later}" for earlier, later in LINKS):
-        if link in lags:
-            table.add_row(link, f"[bold]{lags[link]:,}[/]")
-    return table if lags else Text("nothing is open", style="dim")
+            for earlier, later in pairwise(places(flow, choice.choice)):
+                tokens[f"{earlier.where} → {later.where}"] += max(earlier.tokens - later.tokens, 0)
+    if not tokens:
+        return Text("nothing is open", style="dim")
+    late_ms = _late_ms(now, flows)
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    for heading in ("from → to", "tokens", "late"):
+        table.add_column(heading, justify="left" if heading == "from → to" else "right", min_width=8)
+    for start, end in LINKS:
+        link = f"{start} → {end}"
+        if link in tokens:
+            late = f"{late_ms[end]:,} ms" if end in late_ms else ""
+            table.add_row(link, f"[bold]{tokens[link]:,}[/]", late)
+    return table
+
+
+def _late_ms(now: Snapshot, flows: Sequence[Flow]) -> dict[str, int]:
+    """By the place where something arrives, how late it does: of the hop, or the caller, that lags most."""
+    late: dict[str, int] = {}
+    for process in now.processes:
+        for hop in process.view.hops:
+            if hop.what in ARRIVALS:
+                late[ARRIVALS[hop.what]] = max(late.get(ARRIVALS[hop.what], 0), hop.lag_ms)
+    waits = [flow.gateway.idle_ms for flow in flows if flow.gateway is not None]
+    return {**late, "taken by the caller": max(waits)} if waits else late
 
 
 def _oldest(flows: Sequence[Flow]) -> RenderableType:

@@ -60,6 +60,10 @@ LOOP = Dashboard(
     "Tailrace: the loop",
     [
         Panel("Silence on streams", "s", [("max by (job, hop) (tailrace_hop_silence_seconds)", "{{hop}} at {{job}}")]),
+        Panel("Lag of what arrives", "s", [
+            ("max by (job, hop) (tailrace_hop_lag_seconds)", "{{hop}} at {{job}}"),
+            ("max(tailrace_gateway_unread_seconds)", "callers of a gateway"),
+        ]),
         Panel("Streams that are down", "none", [("sum by (job, hop) (tailrace_hops_down)", "{{hop}} at {{job}}")]),
         Panel("Tokens that wait", "none", [
             ("sum(tailrace_scheduler_unsent_tokens)", "in the scheduler"),

@@ -38,6 +38,7 @@ class GatewayInspection:
         self._slow_readers = slow_readers
         count_hops(runtime.metrics, self._hops, "events")
         metrics.unread_tokens.set_function(self._unread_tokens)
+        metrics.unread_seconds.set_function(slow_readers.longest_s)
         metrics.oldest_request_age_seconds.set_function(self._oldest_age_s)
 
     def hello(self) -> Hello:

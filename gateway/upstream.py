@@ -220,9 +220,9 @@ class TokenizerLink:
     ) -> tokenizer_pb2.StreamEventsResponse:
         async with asyncio.timeout(SUSPECT_S):
             response = await call.read()
-        self.hop.heard()
         if not isinstance(response, tokenizer_pb2.StreamEventsResponse):
             raise LinkLost("it ended the event call")
+        self.hop.heard(response.news_us)
         return response
 
     def _greet(self, response: tokenizer_pb2.StreamEventsResponse) -> None:

@@ -34,7 +34,7 @@ START_TIMEOUT_S = 90.0
 IDLE_TIMEOUT_S = 20.0
 POLL_S = 0.02
 OPEN_GAUGE = re.compile(
-    "^tailrace_.*(_open_(?!routes)|_waiting$|_running$|_log_sequences$|_(unread|unsent|held)_tokens$|_age_seconds$)"
+    "^tailrace_.*(_open_(?!routes)|_waiting$|_running$|_log_sequences$|_(unread|unsent|held)_tokens$|_unread_seconds$|_age_seconds$)"
 )
 FLOW = ("gateway", "tokenizer", "detokenizer", "scheduler")
 """The services in the order in which requests flow, and in which they are stopped."""

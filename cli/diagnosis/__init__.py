@@ -16,6 +16,7 @@ RULES: Sequence[Rule] = (
     release.stranded,
     release.submitting,
     path.stuck_links,
+    processes.lagging_hops,
     release.unreleased,
     release.unreleased_streams,
     release.orphans,

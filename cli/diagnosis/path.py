@@ -196,6 +196,7 @@ def _held_back(link: Link, flows: list[Flow]) -> Finding:
         code=link.code,
         severity=link.severity,
         link=link.link,
+        since_ms=max((flow.tokenizer.idle_ms for flow in flows if flow.tokenizer is not None), default=None),
         what=f"{count(len(flows), 'request')}: {link.what}: it holds back {held}.",
         advice="this is right: what was sent is never taken back. The next tokens, or the end, let it out.",
         requests=named(flows),

@@ -12,6 +12,9 @@ from services.protocol.views import HopView
 SILENT_MS = 1500
 """Longer than two heartbeats, shorter than what makes a receiver give a hop up."""
 
+LAG_MS = 2000
+"""What comes so much later than it could is felt by callers."""
+
 DOWN_MS = 400
 """A hop that is made again at once is no stall."""
 
@@ -73,6 +76,29 @@ def hops(case: Case) -> Iterator[Finding]:
             yield finding
 
 
+def lagging_hops(case: Case) -> Iterator[Finding]:
+    """A stream that moves, and brings what is old."""
+    lagged = {
+        (process.address, hop.what, hop.sender, hop.scheduler)
+        for process in case.before.processes
+        for hop in process.view.hops
+        if hop.lag_ms >= LAG_MS
+    }
+    for process in case.now.processes:
+        for hop in process.view.hops:
+            same = (process.address, hop.what, hop.sender, hop.scheduler)
+            if hop.up and hop.lag_ms >= LAG_MS and same in lagged:
+                yield Finding(
+                    code="HOP_LAGS",
+                    severity=Severity.BUSY,
+                    link=_link(hop),
+                    what=f"{process.name} gets {hop.what} from {SENDERS[hop.what]} {hop.sender} "
+                    f"{in_words(hop.lag_ms)} late: more is sent than comes through.",
+                    advice="see what the network between the two lets through, and whether one of them lacks CPU "
+                    "(tailrace_event_loop_lag_seconds).",
+                )
+
+
 def unready(case: Case) -> Iterator[Finding]:
     """A process that takes no new work."""
     for process in case.now.processes:
@@ -113,7 +139,7 @@ def _answered_before(case: Case, process: Process) -> bool:
 
 
 def _hop(process: Process, hop: HopView) -> Finding | None:
-    link = f"{SENDERS[hop.what]} → {RECEIVERS[hop.what]}"
+    link = _link(hop)
     sender = f"{SENDERS[hop.what]} {hop.sender}"
     if not hop.up and hop.since_ms >= DOWN_MS:
         return Finding(
@@ -137,3 +163,7 @@ def _hop(process: Process, hop: HopView) -> Finding | None:
             "the stream up and tries again.",
         )
     return None
+
+
+def _link(hop: HopView) -> str:
+    return f"{SENDERS[hop.what]} → {RECEIVERS[hop.what]}"

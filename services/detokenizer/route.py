@@ -64,10 +64,17 @@ class Route:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._read(), name="read tokens")
-                tasks.create_task(self._sender.run(write), name="send text")
+                tasks.create_task(self._send(write), name="send text")
                 raise await self._ended
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
+
+    async def _send(self, write: Callable[[TextMessage], Awaitable[None]]) -> None:
+        async def write_stamped(message: TextMessage) -> None:
+            message.news_us = self._sender.news_us
+            await write(message)
+
+        await self._sender.run(write_stamped)
 
     async def _read(self) -> None:
         while True:

@@ -104,9 +104,9 @@ class TokenStream:
             refusal = from_rpc_error(error)
             self.hop.lost(refusal.message)
             raise self._named(refusal) from error
-        self.hop.heard()
         if not isinstance(response, scheduler_pb2.StreamTokensResponse):  # gRPC's mark of an end with status OK
             raise Unavailable(f"scheduler {self.address} ended the stream")
+        self.hop.heard(response.news_us)
         return response
 
     def _broken(self, how: str) -> TailraceError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from math import inf
 
 from services.protocol.hello import Hello
 from services.protocol.views import HopView, RouteKey
@@ -12,13 +13,18 @@ from services.runtime.metrics import RuntimeMetrics
 
 
 class Hop:
-    """One stream's ups and downs. `heard` is called per message, so it does next to nothing."""
+    """One stream's ups and downs. `heard` is called per message, so it does next to nothing.
 
-    __slots__ = ("_changed_at", "_clock", "_heard_at", "calls", "up", "why_not")
+    How far it lags: each message says since when its news has waited, by the sender's clock. The smallest difference to
+    ours that a call has seen is what the two clocks differ, and the shortest way; what is more is lag.
+    """
+
+    __slots__ = ("_changed_at", "_clock", "_delay_s", "_heard_at", "_shortest_s", "calls", "up", "why_not")
 
     def __init__(self, clock: Clock, why_not: str = "not called yet") -> None:
         self._clock = clock
         self._changed_at = self._heard_at = clock.now()
+        self._delay_s, self._shortest_s = 0.0, inf
         self.calls = 0
         self.up = False
         self.why_not = why_not
@@ -27,12 +33,17 @@ class Hop:
         """A new call was made."""
         self.calls += 1
 
-    def heard(self) -> None:
-        """A message came."""
-        self._heard_at = self._clock.now()
+    def heard(self, news_us: int = 0) -> None:
+        """A message came, with news that has waited since `news_us`, where that is told."""
+        self._heard_at = now = self._clock.now()
+        if news_us:
+            self._delay_s = delay_s = now - news_us / 1e6
+            if delay_s < self._shortest_s:
+                self._shortest_s = delay_s
 
     def opened(self) -> None:
         """The call is up."""
+        self._delay_s, self._shortest_s = 0.0, inf
         self._move(True, "")
 
     def lost(self, why: str) -> None:
@@ -55,7 +66,12 @@ class Hop:
             silent_ms=round((now - self._heard_at) * 1000),
             route=route,
             calls=self.calls,
+            lag_ms=self._lag_ms,
         )
+
+    @property
+    def _lag_ms(self) -> int:
+        return 0 if self._shortest_s == inf else round((self._delay_s - self._shortest_s) * 1000)
 
     def _move(self, up: bool, why_not: str) -> None:
         if up is not self.up:
@@ -71,9 +87,13 @@ def count_hops(metrics: RuntimeMetrics, hops: Callable[[], Iterable[HopView]], *
     def silence_s(kind: str) -> float:
         return max((hop.silent_ms / 1000 for hop in hops() if hop.what == kind), default=0.0)
 
+    def lag_s(kind: str) -> float:
+        return max((hop.lag_ms / 1000 for hop in hops() if hop.what == kind), default=0.0)
+
     def down(kind: str) -> float:
         return sum(not hop.up for hop in hops() if hop.what == kind)
 
     for kind in kinds:
         metrics.hop_silence_seconds.labels(kind).set_function(partial(silence_s, kind))
+        metrics.hop_lag_seconds.labels(kind).set_function(partial(lag_s, kind))
         metrics.hops_down.labels(kind).set_function(partial(down, kind))

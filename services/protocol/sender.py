@@ -55,9 +55,12 @@ class Sender(Generic[Message]):
     `take` gives the next message with everything beyond the reader's cursors, or None when there is nothing;
     `heartbeat` makes an empty one. Whatever comes while a message is being written is merged into the next: flow
     control of the transport is the only brake, and only on this reader.
+
+    `news_us` says since when the oldest news in the message that is being written has waited, for the receiver to know
+    how far it is behind; 0 while that is not known. It costs a look at the clock per message.
     """
 
-    __slots__ = ("_heartbeat", "_heartbeat_s", "_take", "_wakeup")
+    __slots__ = ("_clock", "_heartbeat", "_heartbeat_s", "_news_at", "_take", "_wakeup", "news_us")
 
     def __init__(
         self, take: Callable[[], Message | None], heartbeat: Callable[[], Message], *, heartbeat_s: float = HEARTBEAT_S
@@ -66,16 +69,22 @@ class Sender(Generic[Message]):
         self._heartbeat = heartbeat
         self._heartbeat_s = heartbeat_s
         self._wakeup = Wakeup()
+        self._clock = asyncio.get_running_loop().time
+        self._news_at: float | None = None
+        self.news_us = 0
 
     def wake(self) -> None:
         """There is something to take. Only from the loop's own thread."""
+        if self._news_at is None:
+            self._news_at = self._clock()
         self._wakeup.set()
 
     async def run(self, write: Callable[[Message], Awaitable[None]]) -> None:
         """Sends until cancelled, and is never silent for longer than the heartbeat."""
-        clock = asyncio.get_running_loop().time
+        clock = self._clock
         due = clock() + self._heartbeat_s
         while True:
+            news_at, self._news_at = self._news_at, None
             message = self._take()
             if message is None:
                 # News that gives no message, as of an answer that is wanted whole, is silence to the reader: only a
@@ -83,7 +92,9 @@ class Sender(Generic[Message]):
                 left = due - clock()
                 if left > 0 and await self._wakeup.wait(left):
                     continue
-                message = self._heartbeat()
+                message, news_at = self._heartbeat(), clock()
+            if news_at is not None:  # otherwise it is the rest of what went before
+                self.news_us = round(news_at * 1e6)
             await write(message)
             due = clock() + self._heartbeat_s
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Hashable, Iterable
+from math import inf
 from typing import Generic, Protocol, TypeVar
 
 from services.runtime.clock import Clock
@@ -52,7 +53,13 @@ class SlowReaders(Generic[A]):
 
     def stuck_since(self, answer: A) -> float | None:
         """Since when a caller has taken nothing of what waits for it, as far as was looked; None: it reads."""
-        return self._stuck[answer][1] if answer in self._stuck and not answer.waiting else None
+        takes, since = self._stuck.get(answer, (None, 0.0))
+        return since if takes == answer.takes and not answer.waiting else None
+
+    def longest_s(self) -> float:
+        """For how long the caller that stands still the longest has taken nothing; 0: all read."""
+        stuck = (since for answer in list(self._stuck) if (since := self.stuck_since(answer)) is not None)
+        return max(self._clock.now() - min(stuck, default=inf), 0.0)
 
     async def run(self) -> None:
         """Checks until cancelled."""

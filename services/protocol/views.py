@@ -99,6 +99,7 @@ class HopView:
     silent_ms: int = 0
     route: RouteKey | None = None
     calls: int = 0
+    lag_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -161,6 +161,7 @@ def _hop_to_wire(view: HopView) -> admin_pb2.HopView:
         silent_ms=max(view.silent_ms, 0),
         route=_route_to_wire(view.route),
         calls=view.calls,
+        lag_ms=view.lag_ms,
     )
 
 
@@ -176,6 +177,7 @@ def _hop_from_wire(pb: admin_pb2.HopView) -> HopView:
         silent_ms=pb.silent_ms,
         route=route_from_wire(pb.route) if pb.HasField("route") else None,
         calls=pb.calls,
+        lag_ms=pb.lag_ms,
     )
 
 

@@ -30,6 +30,8 @@ STRANDED_OUTCOMES = ("found", "cut", "left")
 STEP_KINDS = ("prefill", "decode", "mixed")
 HOPS = ("tokens", "text", "events", "load")
 
+UNREAD_SECONDS = "For how long the caller that stands still the longest has taken nothing of what waits for it here."
+
 # Upper bounds in seconds. Fine where people feel a difference, coarse beyond.
 _TO_FIRST_TOKEN = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
 _BETWEEN_TOKENS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2.5, 5, 10, 40)
@@ -74,6 +76,12 @@ class RuntimeMetrics:
         self.hop_silence_seconds = Gauge(
             "tailrace_hop_silence_seconds",
             "Since the last message of the most silent stream that is read here, by what it carries.",
+            ["hop"],
+            registry=registry,
+        )
+        self.hop_lag_seconds = Gauge(
+            "tailrace_hop_lag_seconds",
+            "How much older than usual the news in a stream's last message was; of the one read here that lags most.",
             ["hop"],
             registry=registry,
         )
@@ -138,6 +146,7 @@ class GatewayMetrics:
         self.unread_tokens = Gauge(
             name + "unread_tokens", "Tokens that are here and were not taken for their callers yet.", registry=registry
         )
+        self.unread_seconds = Gauge(name + "unread_seconds", UNREAD_SECONDS, registry=registry)
         self.oldest_request_age_seconds = Gauge(
             name + "oldest_request_age_seconds", "Age of the oldest answer that is being written.", registry=registry
         )
@@ -195,6 +204,7 @@ class TokenizerMetrics:
             "late_tokens_total", "Tokens that came for answers that were whole: wasted past a cancel or a stop."
         )
         self.unsent_tokens = gauge("unsent_tokens", "Tokens that are here and were not sent to their readers yet.")
+        self.unread_seconds = gauge("unread_seconds", UNREAD_SECONDS)
         self.oldest_request_age_seconds = gauge("oldest_request_age_seconds", "Age of the oldest request.")
         self.failovers_total = counter("failovers_total", "Attempts that went on with a request whose scheduler died.")
         self.resumes_total = counter("resumes_total", "Times that a caller took its request up again.")

@@ -142,9 +142,13 @@ async def _send_tokens(loop: StepLoop, call: Call, context: Context) -> None:
         rows = loop.take(call)
         return None if rows is None else wire.tokens_to_wire(rows)
 
+    async def write(message: scheduler_pb2.StreamTokensResponse) -> None:
+        message.news_us = sender.news_us
+        await context.write(message)
+
     sender = Sender(take, wire.tokens_heartbeat)
     call.wake = sender.wake
-    await sender.run(context.write)
+    await sender.run(write)
 
 
 async def _write_spaced(context: Context, message: scheduler_pb2.StreamLoadResponse) -> None:

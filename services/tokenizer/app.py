@@ -105,6 +105,7 @@ class TokenizerApp:
             log=runtime.log,
             on_end=metrics.slow_readers_total.inc,
         )
+        metrics.unread_seconds.set_function(self._slow_readers.longest_s)
         self._routes_changed()
 
     def add_to(self, server: grpc.aio.Server) -> Sequence[str]:

@@ -60,7 +60,10 @@ class EngineEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextBatch:
-    """One message of a route, as columns: row i is entry i of each. `token_counts` empty: one id in every row."""
+    """One message of a route, as columns: row i is entry i of each. `token_counts` empty: one id in every row.
+
+    `news_us`: since when the oldest of it waited to be sent, by the sender's clock; 0: not told.
+    """
 
     starts: Sequence[TextStart] = ()
     prompts: Sequence[Prompt] = ()
@@ -74,6 +77,7 @@ class TextBatch:
     finishes: Sequence[TextFinish] = ()
     engine_ends: Sequence[EngineEnd] = ()
     released_attempt_ids: Sequence[int] = ()
+    news_us: int = 0
 
 
 class _Gap(Exception):

@@ -196,7 +196,9 @@ class Route:
             route: RouteCall | None = None
             async for message in messages:
                 silence.reschedule(loop.time() + SUSPECT_S)
-                self._hop.heard()
+                # Of a call that is being replaced no more than that it lives: its clock is another one.
+                batch = message if isinstance(message, TextBatch) and self._current is call else None
+                self._hop.heard(batch.news_us if batch is not None else 0)
                 if route is None:
                     route = self._opened(call, message)
                 elif self._current is not call:
@@ -229,6 +231,7 @@ class Route:
         if self._current is not None:
             self._perform(self._attempts.route_lost(self._scheduler, self._clock.now()))
         self._current = call
+        self._hop.opened()
         self.context_length, self._peer = scheduler.context_length, scheduler
         self._metrics.route_opens_total.inc()
         self._perform(self._attempts.route_opened(self._scheduler, scheduler.epoch, self._clock.now()))
@@ -247,9 +250,7 @@ class Route:
             return
         self._metrics.routes_ready.inc(int(live) - int(self.live))
         self.live, self.why_not = live, why_not
-        if live:
-            self._hop.opened()
-        else:
+        if not live:
             self._hop.lost(why_not)
         self._on_change()
 

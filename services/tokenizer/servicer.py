@@ -84,10 +84,9 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
             call = self._gateways.connect(epoch)
 
             async def write(message: EventColumns | Readiness) -> None:
-                if isinstance(message, Readiness):
-                    await context.write(readiness_to_wire(message))
-                else:
-                    await context.write(event_batch_to_wire(message))
+                pb = readiness_to_wire(message) if isinstance(message, Readiness) else event_batch_to_wire(message)
+                pb.news_us = call.sender.news_us
+                await context.write(pb)
 
             try:
                 await context.write(tokenizer_pb2.StreamEventsResponse(hello=to_wire(self._current_hello())))

@@ -42,7 +42,7 @@ RECORD_VERSION = 1
 MAX_UINT32 = (1 << 32) - 1
 
 
-def text_batch_from_wire(pb: detokenizer_pb2.TextBatch) -> TextBatch:
+def text_batch_from_wire(pb: detokenizer_pb2.TextBatch, news_us: int = 0) -> TextBatch:
     """A TextBatch message, read."""
     return TextBatch(
         starts=[TextStart(start.sequence, start.attempt_id, start.choice) for start in pb.starts],
@@ -61,6 +61,7 @@ def text_batch_from_wire(pb: detokenizer_pb2.TextBatch) -> TextBatch:
         finishes=[_finish_from_wire(finish) for finish in pb.finishes],
         engine_ends=[EngineEnd(end.sequence, end.cached_prompt_tokens) for end in pb.engine_ends],
         released_attempt_ids=pb.released_attempt_ids,
+        news_us=news_us,
     )
 
 
@@ -158,7 +159,7 @@ def text_message_from_wire(pb: detokenizer_pb2.StreamTextResponse) -> TextMessag
         case "draining":
             return Draining()
         case _:
-            return text_batch_from_wire(pb.batch)
+            return text_batch_from_wire(pb.batch, pb.news_us)
 
 
 def refusal_from_wire(error: grpc.aio.AioRpcError) -> TailraceError:

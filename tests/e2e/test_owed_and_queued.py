@@ -94,6 +94,25 @@ async def test_attempts_of_a_tokenizer_that_is_gone_are_named_until_its_lease_is
     assert finding.link == "scheduler → tokenizer"
 
 
+async def test_a_link_that_is_too_slow_is_named_with_how_late_its_text_comes(wired: Wired) -> None:
+    async with reading(wired, n=8):
+        wired.to_detokenizer.throttle(3_000)
+        finding = await wired.until_found("HOP_LAGS")
+        assert (finding.link, finding.severity) == ("detokenizer → tokenizer", Severity.BUSY)
+        assert " s late" in finding.what
+
+
+@pytest.mark.slow
+async def test_a_marker_that_comes_late_over_a_slow_link_is_called_late(wired: Wired) -> None:
+    async with reading(wired, n=8):
+        wired.to_detokenizer.throttle(6_000)
+        await wired.until_found("HOP_LAGS")
+        async with wired.client() as client:
+            await client.generate("hello", max_tokens=2, ignore_eos=True, request_id="late-1").whole()
+        finding = await wired.until_found("UNRELEASED_MARKER", request="late-1")
+        assert finding.severity is Severity.BUSY
+
+
 async def test_a_batch_that_is_full_is_named(wired: Wired) -> None:
     async with reading(wired, n=MAX_RUNNING), wired.client() as client:
         asking = asyncio.create_task(client.generate("hello", max_tokens=5, request_id="queued-1").whole())

@@ -163,6 +163,14 @@ def test_each_stall_is_named_by_its_link(change: Callable[[World], object], code
     assert first.advice
 
 
+def test_a_hop_that_brings_what_is_old_is_busy_and_not_stuck() -> None:
+    late, later = World(10).hop("tokenizer", lag_ms=3000), World(20).hop("tokenizer", lag_ms=4000)
+    [finding] = diagnose(late.seen(), later.seen())
+    assert (finding.code, finding.severity, finding.link) == ("HOP_LAGS", Severity.BUSY, "detokenizer → tokenizer")
+    assert "4.0 s late" in finding.what
+    assert codes(World(10), later) == [], "one late message is no lag"
+
+
 @pytest.mark.parametrize("reason", ["BLOCKS", "BATCH", "TURN"])
 def test_a_queue_is_busy_and_not_stuck_and_says_what_it_waits_for(reason: str) -> None:
     world = World(0).at("scheduler", engine_phase="WAITING", waits_for=reason, idle_ms=2600)

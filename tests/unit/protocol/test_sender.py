@@ -56,6 +56,34 @@ async def test_news_that_gives_no_message_does_not_put_the_heartbeat_off() -> No
             task.cancel()
 
 
+async def test_a_message_tells_since_when_its_oldest_news_has_waited() -> None:
+    clock = asyncio.get_running_loop().time
+    pieces = iter([None, "first", "second", "rest of the second"])
+    told: list[int] = []
+    done = asyncio.Event()
+    sender: Sender[str] = Sender(lambda: next(pieces, None), str, heartbeat_s=60)
+
+    async def write(message: str) -> None:
+        told.append(sender.news_us)
+        if message == "first":
+            sender.wake()
+            await asyncio.sleep(0.03)  # the transport is full; what waits meanwhile was new before this
+            sender.wake()
+        done.set() if message.startswith("rest") else None
+
+    async with asyncio.timeout(5):
+        task = asyncio.create_task(sender.run(write))
+        await asyncio.sleep(0)
+        before_us = clock() * 1e6
+        sender.wake()
+        await done.wait()
+        task.cancel()
+    first, second, rest = told
+    assert 0 <= first - before_us < 20_000
+    assert second - first < 20_000, "since the first of it was new, not since it could be written"
+    assert rest == second
+
+
 async def test_news_before_the_wait_is_not_lost() -> None:
     wakeup = Wakeup()
     wakeup.set()
