@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from gateway.core import Stream
+from services.protocol.call_span import CallSpan
 from services.protocol.events import Completed, Delta, Finish, Started
 from services.protocol.sender import Wakeup
 from services.protocol.slow_readers import cancel_this_task
@@ -13,11 +14,18 @@ from services.protocol.slow_readers import cancel_this_task
 class RemoteAnswer:
     """One caller's reading of one stream."""
 
-    __slots__ = ("_on_close", "_wakeup", "evict", "stream", "takes", "waiting")
+    __slots__ = ("_on_close", "_wakeup", "evict", "span", "stream", "takes", "waiting")
 
-    def __init__(self, stream: Stream, wakeup: Wakeup, on_close: Callable[[RemoteAnswer, bool], None]) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        wakeup: Wakeup,
+        on_close: Callable[[RemoteAnswer, bool], None],
+        span: CallSpan | None = None,
+    ) -> None:
         """`on_close` is told once how the caller's side ended: True when it had the terminal event."""
         self.stream = stream
+        self.span = span
         self.takes = 0  # batches handed to the caller's writer
         self.waiting = False  # the writer has written all it got and waits for more
         self.evict: Callable[[], object] | None = None  # ends a caller that takes nothing
@@ -41,8 +49,11 @@ class RemoteAnswer:
         taken = self.stream.cursor.offsets()
         return sum(at - log.token_base for (at, _), log in zip(taken, self.stream.log.choices, strict=True))
 
-    async def batches(self) -> AsyncIterator[Sequence[Delta | Finish | Completed]]:
+    def batches(self) -> AsyncIterator[Sequence[Delta | Finish | Completed]]:
         """What is new, merged since the last batch, until Completed. Raises Unavailable when the stream was cut."""
+        return self._batches() if self.span is None else self.span.noting(self._batches())
+
+    async def _batches(self) -> AsyncIterator[Sequence[Delta | Finish | Completed]]:
         stream = self.stream
         self.evict = self.evict or cancel_this_task()
         while not stream.cursor.done:

@@ -156,6 +156,8 @@ class Gateway:
             limits=self._limits,
             answers=self._answers,
             metrics=self._metrics,
+            tracer=self._runtime.tracer,
+            clock=self._runtime.clock,
         )
 
     def _tell_readiness(self) -> None:

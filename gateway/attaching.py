@@ -15,7 +15,7 @@ from gateway.releases import StreamEnd
 from gateway.router import Router
 from gateway.upstream import InDoubt, TokenizerLink
 from services.protocol.answer import IntegrityError, Offsets
-from services.protocol.wire import started_from_wire
+from services.protocol.wire import started_from_wire, trace_to_wire
 from services.runtime.errors import InvalidRequest, NotFound, TailraceError, Unavailable
 from tailrace.v1 import generation_pb2, tokenizer_pb2
 
@@ -75,6 +75,7 @@ class Attaching:
             tenant=stream.tenant,
             resume=resume,
             only_here=only_here,
+            trace=trace_to_wire(stream.trace),
         )
         link.streams.add(place.stream_id, stream)
         try:

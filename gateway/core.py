@@ -26,6 +26,7 @@ from services.protocol.events import (
 )
 from services.protocol.request import MAX_CHOICES
 from services.runtime.error_tree import TailraceError
+from services.runtime.trace import TraceContext
 
 Fact = TypeVar("Fact", Finish, Usage)
 
@@ -63,7 +64,8 @@ class Stream:
     """One caller's stream: its answer so far, where the caller stands, and why it was cut, if it was.
 
     `offsets` is what a caller who comes back has already, who does not say how many choices there are: `n` None. It is
-    `measured` once that is known, at acceptance. `peer_epoch` is that of the tokenizer that accepted it last.
+    `measured` once that is known, at acceptance. `peer_epoch` is that of the tokenizer that accepted it last. `trace`:
+    the caller's call, for whoever serves it.
     """
 
     __slots__ = (
@@ -78,6 +80,7 @@ class Stream:
         "request_id",
         "started",
         "tenant",
+        "trace",
         "wake",
         "whole",
         "woken_at",
@@ -92,8 +95,10 @@ class Stream:
         tenant: str = "",
         whole: bool = False,
         offsets: Offsets = NO_OFFSETS,
+        trace: TraceContext | None = None,
     ) -> None:
         self.tenant = tenant
+        self.trace = trace
         self.request_id = request_id
         self.phase = StreamPhase.OPENING
         self.log = AnswerLog(max(offsets, default=0) + 1 if n is None else n, offsets)

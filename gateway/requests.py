@@ -15,13 +15,17 @@ from gateway.releases import StreamEnd
 from gateway.router import Router
 from gateway.strays import Strays
 from gateway.upstream import TokenizerLink
+from services.protocol.call_span import CallPb, CallSpan
 from services.protocol.events import AbortOutcome
 from services.protocol.generation import OpenPb
 from services.protocol.parse import parse_offsets
 from services.protocol.request import MAX_CHOICES
 from services.protocol.sender import Wakeup
+from services.protocol.wire import trace_to_wire
+from services.runtime.clock import Clock
 from services.runtime.errors import DeadlineExceeded, InvalidRequest, TailraceError, Unavailable
 from services.runtime.metrics import GatewayMetrics
+from services.runtime.trace import TraceContext, Tracer
 from tailrace.v1 import generation_pb2, tokenizer_pb2
 
 OPEN_TIMEOUT_S = 30.0
@@ -71,7 +75,12 @@ class RemoteRequests:
         limits: Limits,
         answers: OpenAnswers,
         metrics: GatewayMetrics,
+        tracer: Tracer,
+        clock: Clock,
     ) -> None:
+        self._transport = transport
+        self._tracer = tracer
+        self._clock = clock
         self._epoch = epoch
         self._router = router
         self._places = places
@@ -90,29 +99,47 @@ class RemoteRequests:
         self._tokens = metrics.output_tokens_total.labels(transport)
         self._writes = metrics.write_batches_total.labels(transport)
 
-    async def open(self, request: OpenPb, *, tenant: str, deadline_s: float | None, named: bool = True) -> RemoteAnswer:
+    async def open(
+        self,
+        request: OpenPb,
+        *,
+        tenant: str,
+        deadline_s: float | None,
+        caller: TraceContext | None = None,
+        named: bool = True,
+    ) -> RemoteAnswer:
         """Opens a request at a tokenizer. Raises its refusal, Overloaded at a limit, or Unavailable.
 
         `named`: its id, if it has one, is its caller's, who may send the same request again and mean the same answer.
         """
+        span = self._span_of(request, caller)
         try:
             _check_choices(request)
             with self._limits.held_unless_it_raises(tenant):
-                return await self._open(request, tenant, deadline_s, named=named and bool(request.request_id))
-        except TailraceError:
+                return await self._open(request, tenant, deadline_s, span, named=named and bool(request.request_id))
+        except TailraceError as error:
             self._refused.inc()
+            span.ended("refused", error=error.reason)
             raise
         except asyncio.CancelledError:
             self._cancelled.inc()
+            span.ended("cancelled")
             raise
 
-    async def resume(self, request: generation_pb2.ResumeRequest, *, tenant: str) -> RemoteAnswer:
+    async def resume(
+        self, request: generation_pb2.ResumeRequest, *, tenant: str, caller: TraceContext | None = None
+    ) -> RemoteAnswer:
         """Takes up a request again, whichever tokenizer has it or can claim it. Raises NotFound, or as `open`."""
+        span = self._span_of(request, caller)
         try:
             with self._limits.held_unless_it_raises(tenant):
-                answer = await self._resume(request, tenant)
-        except TailraceError:
+                answer = await self._resume(request, tenant, span)
+        except TailraceError as error:
             self._not_resumed.inc()
+            span.ended("refused", error=error.reason)
+            raise
+        except asyncio.CancelledError:
+            span.ended("cancelled")
             raise
         self._resumed.inc()
         return answer
@@ -144,7 +171,12 @@ class RemoteRequests:
         """The served models, as any tokenizer knows them."""
         return await self._router.pick().generation.ListModels(generation_pb2.ListModelsRequest())
 
-    async def _open(self, request: OpenPb, tenant: str, deadline_s: float | None, *, named: bool) -> RemoteAnswer:
+    def _span_of(self, call: CallPb, caller: TraceContext | None) -> CallSpan:
+        return CallSpan(self._tracer, self._clock, call, caller, self._transport)
+
+    async def _open(
+        self, request: OpenPb, tenant: str, deadline_s: float | None, span: CallSpan, *, named: bool
+    ) -> RemoteAnswer:
         """Opens it at the first tokenizer that is ready; where that one is lost before it answers, at the next."""
         timeout_s = OPEN_TIMEOUT_S if deadline_s is None else min(deadline_s, OPEN_TIMEOUT_S)
         links = self._router.in_order(tenant, request.request_id) if named else self._router.by_load()
@@ -153,7 +185,7 @@ class RemoteRequests:
             async with asyncio.timeout(timeout_s):
                 for link in [link for link in links if link.ready]:
                     try:
-                        return await self._open_at(link, request, tenant, deadline_s, named=named)
+                        return await self._open_at(link, request, tenant, deadline_s, span, named=named)
                     except Unavailable as error:
                         refusal = error
         except TimeoutError:
@@ -161,7 +193,14 @@ class RemoteRequests:
         raise refusal or self._router.none_ready()
 
     async def _open_at(
-        self, link: TokenizerLink, request: OpenPb, tenant: str, deadline_s: float | None, *, named: bool
+        self,
+        link: TokenizerLink,
+        request: OpenPb,
+        tenant: str,
+        deadline_s: float | None,
+        span: CallSpan,
+        *,
+        named: bool,
     ) -> RemoteAnswer:
         """A stream of its own for each try: the one before may have had output, of another run."""
         wakeup = Wakeup()
@@ -172,18 +211,26 @@ class RemoteRequests:
             n=options.n if options.HasField("n") else 1,
             whole=options.delivery == generation_pb2.DELIVERY_WHOLE,
             wake=wakeup.set,
+            trace=span.context,
         )
         place = Place(link, self._answers.next_number())
-        pb = self._open_request(place.stream_id, request, tenant, deadline_s)
+        pb = self._open_request(place.stream_id, request, tenant, deadline_s, span.context)
         pb.fresh_id = not named
         await link.open(place.stream_id, stream, pb, timeout_s=OPEN_TIMEOUT_S)
         self._places.settle(stream, place)
-        return self._answer(stream, wakeup)
+        return self._answer(stream, wakeup, span)
 
-    async def _resume(self, request: generation_pb2.ResumeRequest, tenant: str) -> RemoteAnswer:
+    async def _resume(self, request: generation_pb2.ResumeRequest, tenant: str, span: CallSpan) -> RemoteAnswer:
         offsets = parse_offsets(request.offsets, "offsets", MAX_CHOICES)
         wakeup = Wakeup()
-        stream = Stream(tenant=tenant, request_id=request.request_id, n=None, wake=wakeup.set, offsets=offsets)
+        stream = Stream(
+            tenant=tenant,
+            request_id=request.request_id,
+            n=None,
+            wake=wakeup.set,
+            offsets=offsets,
+            trace=span.context,
+        )
         try:
             await self._attaching.attach(stream, request.resume_token, offsets)
         except TailraceError:
@@ -192,18 +239,21 @@ class RemoteRequests:
         except asyncio.CancelledError:
             self._places.vacate(stream)
             raise
-        return self._answer(stream, wakeup)
+        return self._answer(stream, wakeup, span)
 
-    def _answer(self, stream: Stream, wakeup: Wakeup) -> RemoteAnswer:
-        answer = RemoteAnswer(stream, wakeup, self._close)
+    def _answer(self, stream: Stream, wakeup: Wakeup, span: CallSpan) -> RemoteAnswer:
+        answer = RemoteAnswer(stream, wakeup, self._close, span)
+        span.accepted(answer.started)
         self._answers.add(answer)
         self._open_streams.inc()
         return answer
 
     def _open_request(
-        self, stream_id: int, request: OpenPb, tenant: str, deadline_s: float | None
+        self, stream_id: int, request: OpenPb, tenant: str, deadline_s: float | None, trace: TraceContext | None
     ) -> tokenizer_pb2.OpenRequest:
-        pb = tokenizer_pb2.OpenRequest(gateway_epoch=self._epoch, stream_id=stream_id, tenant=tenant)
+        pb = tokenizer_pb2.OpenRequest(
+            gateway_epoch=self._epoch, stream_id=stream_id, tenant=tenant, trace=trace_to_wire(trace)
+        )
         if deadline_s is not None:
             pb.deadline_in_ms = max(1, min(int(deadline_s * 1000), (1 << 32) - 1))
         if isinstance(request, generation_pb2.ChatRequest):
@@ -227,6 +277,9 @@ class RemoteRequests:
         self._writes.inc(answer.takes)
         failed = stream.cut is not None or stream.ended_here
         (self._failed if failed else self._completed if delivered else self._cancelled).inc()
+        outcome = "failed" if failed else "completed" if delivered else "cancelled"
+        if answer.span is not None:
+            answer.span.ended(outcome, stream.log, error="" if stream.cut is None else stream.cut.reason)
 
 
 def _check_choices(request: OpenPb) -> None:

@@ -144,15 +144,23 @@ async def in_process_stack(
     scheduler: Mapping[str, Any] | None = None,
     gateway: Mapping[str, Any] | None = None,
     tokenizer: Mapping[str, Any] | None = None,
+    every: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[Stack]:
     """All four inside this loop, with the fake engine, on free ports; the mappings are fields for their configurations.
 
-    They are stopped in the order in which requests flow.
+    `every`: for all of them. They are stopped in the order in which requests flow.
     """
     services = {name: Running(name) for name in FLOW}
     try:
         async with asyncio.timeout(START_TIMEOUT_S):
-            common = {"port": 0, "admin_port": 0, "metrics_port": 0, "drain_timeout_s": 20.0, "model": model}
+            common = {
+                "port": 0,
+                "admin_port": 0,
+                "metrics_port": 0,
+                "drain_timeout_s": 20.0,
+                "model": model,
+                **(every or {}),
+            }
             engine = {**common, "engine": "fake", **(scheduler or {})}
             services["scheduler"].start(SchedulerConfig(**engine), SchedulerApp)
             schedulers = (await services["scheduler"].address(),)

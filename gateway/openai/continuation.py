@@ -8,7 +8,7 @@ from aiohttp import web
 
 from gateway.openai.event_ids import LAST_EVENT_ID_HEADER, LAST_EVENT_ID_PARAMETER, Position, read_event_id
 from gateway.openai.form import Form
-from gateway.openai.generate import abort_connection
+from gateway.openai.generate import abort_connection, caller_of
 from gateway.openai.streamed import Streamed
 from gateway.requests import RemoteRequests
 from services.protocol.answer import Offsets
@@ -47,7 +47,8 @@ class Continuation:
         if position.over:
             return web.Response(status=204)  # which tells an EventSource to stop coming back
         try:
-            answer = await requests.resume(self._resume_request(position.offsets), tenant=tenant)
+            request = self._resume_request(position.offsets)
+            answer = await requests.resume(request, tenant=tenant, caller=caller_of(self._http))
         except InvalidRequest as error:
             raise InvalidRequest(LAST_EVENT_ID_HEADER, error.reason_text) from error
         told = False

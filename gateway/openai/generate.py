@@ -14,6 +14,7 @@ from gateway.openai.request_id import RequestName
 from gateway.openai.streamed import Streamed, together
 from gateway.openai.whole import WholeAnswer
 from gateway.requests import RemoteRequests
+from services.runtime.trace import TRACEPARENT, TRACESTATE, TraceContext, read_headers
 
 
 class Generation:
@@ -32,7 +33,9 @@ class Generation:
         """The response, written to its end. Raises a TailraceError only while nothing has been sent."""
         try:
             for request in self._call.requests:
-                answer = await requests.open(request, tenant=tenant, deadline_s=None, named=self._name.named)
+                answer = await requests.open(
+                    request, tenant=tenant, deadline_s=None, caller=caller_of(self._http), named=self._name.named
+                )
                 answer.evict = lambda: abort_connection(self._http)
                 self._answers.append(answer)
             response = await (self._stream() if self._call.stream else self._whole())
@@ -80,6 +83,11 @@ class Generation:
         await response.prepare(self._http)
         await response.write_eof()
         return response
+
+
+def caller_of(http: web.Request) -> TraceContext | None:
+    """Where the caller stands in a trace."""
+    return read_headers(http.headers.getall(TRACEPARENT, ()), http.headers.getall(TRACESTATE, ()))
 
 
 def abort_connection(http: web.Request) -> None:

@@ -47,6 +47,8 @@ class DetokenizerApp:
             schedulers=self._schedulers,
             metrics=metrics,
             accepting=lambda: runtime.phase is not Phase.DRAINING,
+            tracer=runtime.tracer,
+            clock=runtime.clock,
         )
         metrics.open_routes.set_function(lambda: len(self._servicer.routes))
         metrics.open_sequences.set_function(lambda: sum(core.known_sequences for core in self._cores()))

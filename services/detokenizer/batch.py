@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from services.detokenizer.plan import TextPlan
 from services.protocol.events import Failure, FinishReason, StopMatch, TokenInfo
+from services.runtime.trace import TraceContext
 
 MAX_ROW_IDS = 4096
 """More ids than that (a replay's) are read and written in several rows, so that no row grows without bound."""
@@ -14,12 +15,13 @@ MAX_ROW_IDS = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceStart:
-    """A sequence begins in this call, at token 0."""
+    """A sequence begins in this call, at token 0. `trace`: the span of whoever hands it on."""
 
     sequence: int
     attempt_id: int
     choice: int
     plan: TextPlan
+    trace: TraceContext | None = None
 
 
 @dataclass(frozen=True, slots=True)

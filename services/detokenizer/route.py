@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from services.detokenizer.batch import TextBatch
 from services.detokenizer.core import Core
 from services.detokenizer.packing import merged, split, weight
+from services.detokenizer.spans import SequenceSpans
 from services.detokenizer.state import ProtocolError
 from services.detokenizer.upstream import TokenStream
 from services.detokenizer.wire import TextMessage, draining, heartbeat, read_batch, write_batch
@@ -36,12 +37,14 @@ class Route:
         vocabulary: Vocabulary,
         metrics: DetokenizerMetrics,
         on_fewer: Callable[[], None],
+        spans: SequenceSpans | None = None,
     ) -> None:
         self.core = Core(vocabulary)
         self.key = key
         self.tokens = tokens
         self._metrics = metrics
         self._on_fewer = on_fewer
+        self._spans = spans
         self._sender: Sender[TextMessage] = Sender(self._take, heartbeat)
         self._cut: deque[TextBatch] = deque()
         self._unsent_batches = 0
@@ -104,6 +107,8 @@ class Route:
         if batch is None:
             return []
         self._count(batch)
+        if self._spans is not None:
+            self._spans.follow(batch)
         if weight(batch) > MAX_BATCH_BYTES:
             return list(split(batch, MAX_BATCH_BYTES))
         return [merged(batch) if several else batch]

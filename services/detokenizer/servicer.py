@@ -8,14 +8,17 @@ from typing import Any
 import grpc.aio
 
 from services.detokenizer.route import Route
+from services.detokenizer.spans import SequenceSpans
 from services.detokenizer.upstream import Schedulers, TokenStream
 from services.detokenizer.wire import write_hello
 from services.protocol.hello import Hello, mismatch
 from services.protocol.sender import Wakeup
 from services.protocol.views import RouteKey
 from services.protocol.views_wire import route_from_wire
+from services.runtime.clock import Clock
 from services.runtime.errors import InvalidRequest, PreconditionFailed, Unavailable, answering
 from services.runtime.metrics import DetokenizerMetrics
+from services.runtime.trace import NO_TRACER, Tracer
 from services.text.vocabulary import Vocabulary
 from tailrace.v1 import detokenizer_pb2, detokenizer_pb2_grpc
 
@@ -37,6 +40,8 @@ class DetokenizerServicer(detokenizer_pb2_grpc.DetokenizerServiceServicer):
         schedulers: Schedulers,
         metrics: DetokenizerMetrics,
         accepting: Callable[[], bool],
+        tracer: Tracer,
+        clock: Clock,
     ) -> None:
         self.routes: dict[Route, None] = {}
         self.progress = Wakeup()
@@ -46,6 +51,8 @@ class DetokenizerServicer(detokenizer_pb2_grpc.DetokenizerServiceServicer):
         self._schedulers = schedulers
         self._metrics = metrics
         self._accepting = accepting
+        self._tracer = tracer
+        self._clock = clock
 
     async def StreamText(  # type: ignore[override]  # written with context.write, so that `finally` always runs
         self, request: detokenizer_pb2.StreamTextRequest, context: Context
@@ -62,13 +69,17 @@ class DetokenizerServicer(detokenizer_pb2_grpc.DetokenizerServiceServicer):
                 await self._serve(route_from_wire(request.route), tokens, context)
 
     async def _serve(self, key: RouteKey, tokens: TokenStream, context: Context) -> None:
-        route = Route(key, tokens, self._vocabulary, self._metrics, self.progress.set)
+        traced = self._tracer is not NO_TRACER
+        spans = SequenceSpans(self._tracer, self._clock, key, tokens.address) if traced else None
+        route = Route(key, tokens, self._vocabulary, self._metrics, self.progress.set, spans)
         self.routes[route] = None
         try:
             await route.run(context.write)
         finally:
             del self.routes[route]
             self.progress.set()
+            if spans is not None:
+                spans.close()
 
     def _check(self, request: detokenizer_pb2.StreamTextRequest) -> None:
         if not self._accepting():

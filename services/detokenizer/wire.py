@@ -19,6 +19,8 @@ from services.protocol.wire import (
     stop_from_wire,
     stop_to_wire,
     tokens_to_wire,
+    trace_from_wire,
+    trace_to_wire,
 )
 from tailrace.v1 import common_pb2, detokenizer_pb2, scheduler_pb2
 
@@ -47,7 +49,12 @@ def write_batch(batch: TextBatch) -> detokenizer_pb2.StreamTextResponse:
     return detokenizer_pb2.StreamTextResponse(
         batch=detokenizer_pb2.TextBatch(
             starts=[
-                detokenizer_pb2.TextStart(sequence=start.sequence, attempt_id=start.attempt_id, choice=start.choice)
+                detokenizer_pb2.TextStart(
+                    sequence=start.sequence,
+                    attempt_id=start.attempt_id,
+                    choice=start.choice,
+                    trace=trace_to_wire(start.trace),
+                )
                 for start in batch.starts
             ],
             prompts=[
@@ -137,6 +144,7 @@ def _read_start(pb: scheduler_pb2.SequenceStart) -> SequenceStart:
             token_info=text.token_info,
             end_token_ids=frozenset(text.end_token_ids),
         ),
+        trace=trace_from_wire(pb.trace),
     )
 
 

@@ -15,6 +15,7 @@ import grpc.aio
 from services.protocol.events import AbortOutcome, Completed, Delta, Finish, Started
 from services.protocol.wire import event_to_wire
 from services.runtime.errors import answering
+from services.runtime.trace import TRACEPARENT, TRACESTATE, TraceContext, read_headers
 from tailrace.v1 import generation_pb2, generation_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -39,11 +40,15 @@ class Answer(Protocol):
 
 
 class Requests(Protocol):
-    """Who holds the requests. Every method raises a TailraceError to refuse."""
+    """Who holds the requests. Every method raises a TailraceError to refuse. `caller`: where it stands in a trace."""
 
-    async def open(self, request: OpenPb, *, tenant: str, deadline_s: float | None) -> Answer: ...
+    async def open(
+        self, request: OpenPb, *, tenant: str, deadline_s: float | None, caller: TraceContext | None
+    ) -> Answer: ...
 
-    async def resume(self, request: generation_pb2.ResumeRequest, *, tenant: str) -> Answer: ...
+    async def resume(
+        self, request: generation_pb2.ResumeRequest, *, tenant: str, caller: TraceContext | None
+    ) -> Answer: ...
 
     async def abort(self, request_id: str, *, tenant: str, wait_until_released: bool) -> AbortOutcome: ...
 
@@ -80,7 +85,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> None:
         """Takes up a stream again."""
         async with answering(context):
-            await _stream(await self._requests.resume(request, tenant=self._tenant_of(context)), context)
+            tenant, caller = self._tenant_of(context), _caller_of(context)
+            await _stream(await self._requests.resume(request, tenant=tenant, caller=caller), context)
 
     async def Abort(self, request: generation_pb2.AbortRequest, context: Context) -> generation_pb2.AbortResponse:
         """Stops a request."""
@@ -114,8 +120,15 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             return await self._requests.list_models()
 
     async def _open(self, request: OpenPb, context: Context) -> None:
-        tenant, deadline_s = self._tenant_of(context), context.time_remaining()
-        await _stream(await self._requests.open(request, tenant=tenant, deadline_s=deadline_s), context)
+        tenant, deadline_s, caller = self._tenant_of(context), context.time_remaining(), _caller_of(context)
+        answer = await self._requests.open(request, tenant=tenant, deadline_s=deadline_s, caller=caller)
+        await _stream(answer, context)
+
+
+def _caller_of(context: Context) -> TraceContext | None:
+    metadata = [(key, value) for key, value in context.invocation_metadata() or () if isinstance(value, str)]
+    parents = [value for key, value in metadata if key == TRACEPARENT]
+    return read_headers(parents, [value for key, value in metadata if key == TRACESTATE])
 
 
 async def _stream(answer: Answer, context: Context) -> None:

@@ -22,6 +22,7 @@ from services.protocol.events import (
     TopLogprob,
     Usage,
 )
+from services.runtime.trace import TraceContext, read_context
 from tailrace.v1 import common_pb2, generation_pb2
 
 
@@ -227,3 +228,15 @@ def tokens_from_wire(pbs: Iterable[common_pb2.TokenInfo]) -> list[TokenInfo]:
         )
         for pb in pbs
     ]
+
+
+def trace_to_wire(context: TraceContext | None) -> common_pb2.TraceContext | None:
+    """A TraceContext message."""
+    if context is None:
+        return None
+    return common_pb2.TraceContext(traceparent=context.traceparent, tracestate=context.state)
+
+
+def trace_from_wire(pb: common_pb2.TraceContext) -> TraceContext | None:
+    """A TraceContext message, read; None when it is absent, or can't be read."""
+    return read_context(pb.traceparent, pb.tracestate) if pb.traceparent else None

@@ -17,6 +17,7 @@ from services.runtime.config import ProcessConfig
 from services.runtime.health import Health
 from services.runtime.metrics import RuntimeMetrics
 from services.runtime.phase import Phase, PhaseEvent, next_phase
+from services.runtime.trace import NO_TRACER, Tracer
 
 
 class App(Protocol):
@@ -82,6 +83,7 @@ class Runtime:
         self.log = log.get_logger(self.name)
         self.registry = registry or metrics.new_registry()
         self.metrics = RuntimeMetrics(self.registry, service=service)
+        self.tracer: Tracer = NO_TRACER
         self.phase = Phase.STARTING
         self.drain_timeout_s = config.drain_timeout_s
         self._ready, self._why = False, "starting"

@@ -7,6 +7,7 @@ was set, and what it may have been meant to be.
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from argparse import SUPPRESS, ArgumentParser
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,6 +23,7 @@ from services.runtime.log import LogFormat, LogLevel
 CONFIG_VARIABLE = "TAILRACE_CONFIG"
 MAX_PORT = 65535
 UNITS = {"_s": "SECONDS", "_ms": "MILLISECONDS", "_bytes": "BYTES", "_tokens": "TOKENS"}
+_ENDPOINT = re.compile(r"https?://[^/\s]+:\d+/?")
 _METAVARS: dict[type, str] = {str: "TEXT", int: "N", float: "NUMBER", Path: "PATH", tuple: "A,B,..."}
 
 C = TypeVar("C")
@@ -68,6 +70,9 @@ class ProcessConfig:
     drain_timeout_s: float = option(30.0, help="how long open requests may take to finish after SIGTERM")
     log_format: LogFormat = option("auto", help="text, json, or auto: text on a terminal, otherwise json")
     log_level: LogLevel = option("info", help="least level that is written")
+    tracing_endpoint: str = option("", help="where spans are sent, OTLP over gRPC, as http://host:4317; empty: nowhere")
+    tracing_sample_ratio: float = option(1.0, help="share of the traces begun here that is recorded, 0 to 1")
+    tracing_service_name: str = option("", help="service.name of the spans; empty: tailrace- and the service")
     die_with_parent: bool = option(False, help="end at once when the process that started this one ends")
 
     def __post_init__(self) -> None:
@@ -81,6 +86,11 @@ class ProcessConfig:
             "must be 1 or more",
         )
         require(self, "drain_timeout_s", self.drain_timeout_s >= 0, "must be 0 or more")
+        endpoint = self.tracing_endpoint
+        require(
+            self, "tracing_endpoint", not endpoint or bool(_ENDPOINT.fullmatch(endpoint)), "must be http(s)://host:port"
+        )
+        require(self, "tracing_sample_ratio", 0 <= self.tracing_sample_ratio <= 1, "must be 0 to 1")
 
 
 def load(cls: type[C], *, prog: str, argv: Sequence[str], environ: Mapping[str, str] | None = None) -> C:

@@ -27,6 +27,7 @@ TRANSPORTS = ("grpc", "http")
 OUTCOMES = ("completed", "refused", "cancelled", "failed")
 RESUME_OUTCOMES = ("resumed", "refused")
 STRANDED_OUTCOMES = ("found", "cut", "left")
+SPAN_OUTCOMES = ("exported", "failed")
 STEP_KINDS = ("prefill", "decode", "mixed")
 HOPS = ("tokens", "text", "events", "load")
 
@@ -73,6 +74,13 @@ class RuntimeMetrics:
             buckets=_LAG,
             registry=registry,
         )
+        self.spans_total = Counter(
+            "tailrace_spans_total",
+            "Spans that were sent, or lost because they could not be. Both 0 without tracing.",
+            ["outcome"],
+            registry=registry,
+        )
+        _each(self.spans_total, SPAN_OUTCOMES)
         self.hop_silence_seconds = Gauge(
             "tailrace_hop_silence_seconds",
             "Since the last message of the most silent stream that is read here, by what it carries.",

@@ -99,6 +99,7 @@ async def _run(
     async with AsyncExitStack() as stack:
         stack.callback(runtime.advance, PhaseEvent.STOP)
         metrics_port = _open_metrics(runtime, stack)
+        _open_tracing(runtime, stack)
         app = make_app(runtime)
         ports = await _open_ports(runtime, app, metrics_port, stack)
         runtime.advance(PhaseEvent.STARTED)
@@ -118,6 +119,31 @@ def _open_metrics(runtime: Runtime, stack: AsyncExitStack) -> int:
         raise PortUnavailable(f"cannot listen on {where} for {runtime.name} (metrics): {reason_of(error)}") from error
     stack.push_async_callback(asyncio.to_thread, close)
     return port
+
+
+def _open_tracing(runtime: Runtime, stack: AsyncExitStack) -> None:
+    """Where spans are sent nowhere, what would make them is not even loaded."""
+    config = runtime.config
+    if not config.tracing_endpoint:
+        return
+    try:
+        from services.runtime.otel import OtelTracer
+    except ImportError as error:
+        why = f"tracing_endpoint needs OpenTelemetry (pip install 'tailrace[tracing]'): {error}"
+        raise ConfigError(why) from error
+    runtime.tracer = tracer = OtelTracer(
+        endpoint=config.tracing_endpoint,
+        sample_ratio=config.tracing_sample_ratio,
+        resource={
+            "service.name": config.tracing_service_name or f"tailrace-{runtime.service}",
+            "service.version": __version__,
+            "service.instance.id": f"{runtime.name}-{runtime.epoch:016x}",
+        },
+        clock=runtime.clock,
+        log=runtime.log,
+        count=lambda outcome, spans: runtime.metrics.spans_total.labels(outcome).inc(spans),
+    )
+    stack.push_async_callback(tracer.close)
 
 
 async def _open_ports(runtime: Runtime, app: App, metrics_port: int, stack: AsyncExitStack) -> Ports:

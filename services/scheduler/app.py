@@ -63,7 +63,8 @@ class SchedulerApp:
         gc.collect()
         gc.freeze()
         core = SchedulerCore(loaded.engine.info, self._config.limits)
-        loop = StepLoop(loaded.engine, self._thread, core, Publisher(), self._runtime.clock, self._metrics)
+        runtime = self._runtime
+        loop = StepLoop(loaded.engine, self._thread, core, Publisher(), runtime.clock, self._metrics, runtime.tracer)
         workshop = Workshop(self._compiler_of(loaded.engine.info))
         self._serving = Serving(loop, loaded.hello(self._runtime.epoch), workshop)
         if self._config.inference_gateway_names:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from services.protocol.outbox import Outbox
 from services.protocol.sender import MAX_BATCH_BYTES
 from services.runtime.error_tree import Superseded, Unavailable
+from services.runtime.trace import STATE_CHARS_MAX
 from services.scheduler.engine.api import Logprobs
 from services.scheduler.submission import Route
 from services.scheduler.token_log import TokenLog
@@ -22,6 +23,7 @@ _ID_BYTES = 5
 _ROW_BYTES = 40
 _END_BYTES = 64
 _START_BYTES = 64
+_TRACE_BYTES = 64 + STATE_CHARS_MAX
 
 
 @dataclass(slots=True, eq=False)
@@ -77,7 +79,8 @@ class Cursor:
         self.started = True
         self.number = self.call.next_number()
         rows.starts.append((self.number, self.log))
-        return _START_BYTES + sum(4 * len(stop) + 8 for stop in self.log.text.stop)
+        traced = 0 if self.log.trace is None else _TRACE_BYTES
+        return _START_BYTES + traced + sum(4 * len(stop) + 8 for stop in self.log.text.stop)
 
     def _add_row(self, rows: Rows, budget: int) -> int:
         log, start = self.log, self.offset

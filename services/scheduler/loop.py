@@ -17,6 +17,7 @@ from services.runtime.clock import Clock, wall_time
 from services.runtime.error_tree import TailraceError, Unavailable
 from services.runtime.log import get_logger
 from services.runtime.metrics import SchedulerMetrics
+from services.runtime.trace import NO_TRACER, Tracer
 from services.scheduler.call import STOPPING, Call, Rows
 from services.scheduler.core import SchedulerCore
 from services.scheduler.effects import Effect, Load, Released
@@ -28,6 +29,7 @@ from services.scheduler.ownership import Claimed, Held, Reconciled
 from services.scheduler.publisher import Publisher
 from services.scheduler.pulse import Pulse
 from services.scheduler.sequence import Attempt
+from services.scheduler.spans import AttemptSpans
 from services.scheduler.submission import Route, Submission
 from services.scheduler.views import AttemptViews
 
@@ -45,6 +47,7 @@ class StepLoop:
         publisher: Publisher,
         clock: Clock,
         metrics: SchedulerMetrics,
+        tracer: Tracer = NO_TRACER,
     ) -> None:
         self.core = core
         self.publisher = publisher
@@ -53,6 +56,7 @@ class StepLoop:
         self._engine = engine
         self._clock = clock
         self._measures = Measures(metrics, core, self.pulse, clock)
+        self._spans = None if tracer is NO_TRACER else AttemptSpans(tracer, core)
         self._thread = thread
         self.closed = False
         self._wakeup = Wakeup()
@@ -174,6 +178,8 @@ class StepLoop:
         What is open is left as it is: no end is invented. Its tokenizers go on with it elsewhere.
         """
         self.closed = True
+        if self._spans is not None:
+            self._spans.close(self._clock.now())
         self.publisher.close_all()
         self._tell_watchers()
 
@@ -201,6 +207,8 @@ class StepLoop:
 
     def _perform(self, effects: Sequence[Effect]) -> None:
         self._remember(effect.attempt for effect in effects if isinstance(effect, Released))
+        if self._spans is not None:
+            self._spans.follow(effects, self._clock.now())
         self.publisher.perform(effects)
         self._measures.count(effects)
         if effects:

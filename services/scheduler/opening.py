@@ -63,6 +63,7 @@ def _open_log(submission: Submission, start: ChoiceStart, stop_ids: tuple[int, .
         replace(submission.text, end_token_ids=stop_ids),
         with_logprobs=submission.sampling.logprobs is not None,
     )
+    log.trace = submission.trace
     log.ids.extend(start.output_ids)
     if log.logprobs is not None:
         log.logprobs += start.output_logprobs

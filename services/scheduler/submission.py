@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from services.protocol.request import Constraint
+from services.runtime.trace import TraceContext
 from services.scheduler.engine.api import Logprobs, SamplingSpec
 
 
@@ -44,7 +45,8 @@ class Submission:
     """One attempt. `sampling` holds for every choice but for its number; `max_tokens` None: what the context leaves.
 
     `constraint` is what was asked for; compiled, it is part of `sampling`. A higher `priority` may go first.
-    `deadline_in_s`: what is left of the request's time, None for no limit. `record` is the tokenizer's, not read here.
+    `deadline_in_s`: what is left of the request's time, None for no limit. `record` is the tokenizer's, not read here,
+    and `trace` is its attempt's.
     """
 
     attempt_id: int
@@ -65,6 +67,7 @@ class Submission:
     request_id: str = ""
     fence: int = 1
     record: bytes = b""
+    trace: TraceContext | None = None
 
     @property
     def continues(self) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from services.protocol.events import Failure, FinishReason, StopMatch
+from services.runtime.trace import TraceContext
 from services.scheduler.engine.api import Logprobs, SequenceKey
 from services.scheduler.submission import Route, TextPlan
 
@@ -47,7 +48,7 @@ class TokenLog:
 
     `logprobs` has one entry per id where they were asked for, otherwise it is None. `cursor` is the publisher's: a log
     has one reader, the newest call of its route. `route` changes when the request is claimed. `cached_prompt_tokens` is
-    known when there is a token. `prompt` is None unless its logprobs were asked for.
+    known when there is a token. `prompt` is None unless its logprobs were asked for. `trace`: what its reader is told.
     """
 
     __slots__ = (
@@ -62,6 +63,7 @@ class TokenLog:
         "prompt",
         "route",
         "text",
+        "trace",
     )
 
     def __init__(
@@ -78,3 +80,4 @@ class TokenLog:
         self.prompt: PromptScores | None = None
         self.end: End | None = None
         self.cursor: Cursor | None = None
+        self.trace: TraceContext | None = None

@@ -9,7 +9,7 @@ from services.protocol.events import FinishReason
 from services.protocol.hello import Hello
 from services.protocol.hello import to_wire as hello_to_wire
 from services.protocol.request import GREEDY_BELOW, Constraint
-from services.protocol.wire import failure_to_wire, reason_to_wire, stop_to_wire
+from services.protocol.wire import failure_to_wire, reason_to_wire, stop_to_wire, trace_from_wire, trace_to_wire
 from services.runtime.error_tree import InvalidRequest
 from services.scheduler.call import Rows
 from services.scheduler.effects import Load
@@ -47,6 +47,7 @@ def parse_submit(pb: scheduler_pb2.SubmitRequest) -> Submission:
         record=pb.record,
         priority=pb.priority,
         constraint=_parse_constraint(pb),
+        trace=trace_from_wire(pb.trace),
     )
 
 
@@ -261,6 +262,7 @@ def _start_to_wire(number: int, log: TokenLog) -> scheduler_pb2.SequenceStart:
             token_info=text.token_info,
             end_token_ids=text.end_token_ids,
         ),
+        trace=trace_to_wire(log.trace),
     )
 
 

@@ -62,7 +62,7 @@ class TokenizerApp:
         self._gauges = LedgerGauges(self.ledger, metrics, runtime.clock)
         self._links: dict[str, SchedulerLink] = {}
         self._draining = False
-        observer = Observer(metrics, runtime.clock)
+        observer = Observer(metrics, runtime.clock, runtime.tracer)
         self._inspection = TokenizerInspection(
             runtime,
             metrics,
@@ -97,7 +97,7 @@ class TokenizerApp:
             )
         self._gateways = Gateways(self._shell.end, grace_s=config.gateway_grace_s)
         text_calls = TextCalls(config.model, card, encoder, template, created_unix_ms=runtime.clock.unix_ms())
-        self._requests = LocalRequests(self._shell, text_calls)
+        self._requests = LocalRequests(self._shell, text_calls, tracer=runtime.tracer, clock=runtime.clock)
         self._slow_readers = SlowReaders(
             self._requests,
             clock=runtime.clock,

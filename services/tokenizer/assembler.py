@@ -12,6 +12,7 @@ from itertools import repeat
 
 from services.protocol.answer import ChoiceLog, IntegrityError
 from services.protocol.events import Failure, Finish, FinishReason, StopMatch, TokenInfo
+from services.runtime.trace import TraceContext
 from services.tokenizer.attempts import Attempts
 from services.tokenizer.effects import Effects, Progressed, Resubscribe, Wake
 from services.tokenizer.entry import Attempt, Entry
@@ -27,6 +28,7 @@ class TextStart:
     sequence: int
     attempt_id: int
     choice: int
+    trace: TraceContext | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,8 @@ class RouteCall:
         self._slots[start.sequence] = None if attempt.abandoned or start.choice in attempt.passed_over else slot
         effects = self._attempts.accepted(attempt, self._epoch)
         attempt.in_call = True
+        if start.trace is not None:
+            attempt.sources.append(start.trace)
         return effects
 
     def _append(self, batch: TextBatch, now: float, effects: Effects) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from services.protocol.answer import AnswerLog
 from services.protocol.events import Started
 from services.runtime.error_tree import NotFound
+from services.runtime.trace import TraceContext
 from services.tokenizer.attempts import Attempts
 from services.tokenizer.book import END_GRACE_S, Book
 from services.tokenizer.effects import Claim, Effects, SendRelease
@@ -33,6 +34,7 @@ class Record:
     pinned: Pinned
     started: Started
     raw: bytes
+    trace: TraceContext | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +197,7 @@ class Claims:
             caller=CallerPhase.DETACHED,
             progress_at=now,
             kept_until=now + CLAIMED_GRACE_S,
+            trace=record.trace,
         )
 
     def _adopt(self, entry: Entry, scheduler: str, epoch: int, number: int, held: HeldAttempt) -> Attempt:

@@ -10,6 +10,7 @@ from typing import Protocol
 from services.protocol.answer import AnswerLog
 from services.protocol.events import Started, TokenInfo, Usage
 from services.protocol.request import ValidRequest
+from services.runtime.trace import Span, TraceContext, context_of
 from services.tokenizer.state import (
     CALLER_FINAL,
     CallerEvent,
@@ -59,7 +60,8 @@ class Entry:
     new token. `kept_until`: until when it stays though nobody reads it. `finished_at`: since when a caller has its end.
     `record`: what is left at schedulers for a claimer. `held`: of a claimed one, tokens per choice that its schedulers
     hold, so that callers may have as many; until its log has them it must not be generated anew. `ended_here`: its end
-    is ours, and not what its scheduler and detokenizer would tell again.
+    is ours, and not what its scheduler and detokenizer would tell again. `trace`: the call that opened it; `span`: what
+    is told of it here, where it is traced.
     """
 
     tenant: str
@@ -89,6 +91,8 @@ class Entry:
     finished_at: float | None = None
     kept_until: float | None = None
     forgotten: bool = False
+    trace: TraceContext | None = None
+    span: Span | None = None
 
     @property
     def request_id(self) -> str:
@@ -179,7 +183,8 @@ class Attempt:
     `epoch` is the scheduler's that accepted it, 0 while unknown. `in_call`: its sequences are, or will be, part of the
     route's current call, so that its release marker comes through it. `settled`: Submit, or Claim, has been answered or
     given up. `claimed`: another tokenizer submitted it, with this `rank` (its fence and number there); `passed_over`:
-    its choices that a later one of that request runs.
+    its choices that a later one of that request runs. `sources`: the detokenizers' spans that
+    its text comes from, where it is traced.
     """
 
     attempt_id: int
@@ -206,6 +211,13 @@ class Attempt:
     gaps: int = 0
     ended_at: float | None = None
     released_at: float | None = None
+    span: Span | None = None
+    sources: list[TraceContext] = field(default_factory=list)
+
+    @property
+    def trace(self) -> TraceContext | None:
+        """What its scheduler is told of the trace."""
+        return context_of(self.span, context_of(self.entry.span, self.entry.trace))
 
     def apply(self, event: EngineEvent) -> None:
         """Moves the engine's side on. Raises UnexpectedEvent."""

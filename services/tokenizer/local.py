@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from services.protocol.answer import NO_OFFSETS, AnswerCursor, Offsets
+from services.protocol.call_span import CallPb, CallSpan
 from services.protocol.events import AbortOutcome, Completed, Delta, Finish, Started
 from services.protocol.generation import OpenPb
 from services.protocol.sender import Wakeup
 from services.protocol.slow_readers import cancel_this_task
-from services.runtime.error_tree import Unavailable
+from services.runtime.clock import Clock
+from services.runtime.error_tree import TailraceError, Unavailable
+from services.runtime.trace import TraceContext, Tracer
 from services.tokenizer.entry import Cut, Entry
 from services.tokenizer.shell import Shell
 from services.tokenizer.text_calls import TextCalls
@@ -26,10 +31,16 @@ class LocalAnswer:
     """One direct caller's side of a request; a Reader of its entry."""
 
     def __init__(
-        self, shell: Shell, entry: Entry, answers: dict[LocalAnswer, None], offsets: Offsets = NO_OFFSETS
+        self,
+        shell: Shell,
+        entry: Entry,
+        answers: dict[LocalAnswer, None],
+        span: CallSpan,
+        offsets: Offsets = NO_OFFSETS,
     ) -> None:
         """`answers` are all that are open; it takes itself out at its end."""
         self._shell = shell
+        self._span = span
         self._answers = answers
         self._entry = entry
         self._cursor = AnswerCursor(entry.log, whole=entry.pinned.request.whole, offsets=offsets)
@@ -56,8 +67,11 @@ class LocalAnswer:
         """Tokens of a choice that were taken."""
         return self._cursor.offsets()[choice][0]
 
-    async def batches(self) -> AsyncIterator[Sequence[Delta | Finish | Completed]]:
+    def batches(self) -> AsyncIterator[Sequence[Delta | Finish | Completed]]:
         """What is new, merged since the last batch, until Completed. Raises Unavailable once the answer was cut."""
+        return self._span.noting(self._batches())
+
+    async def _batches(self) -> AsyncIterator[Sequence[Delta | Finish | Completed]]:
         self.evict = cancel_this_task()
         while not self._cursor.done:
             if self._entry.cut is not None:
@@ -75,47 +89,68 @@ class LocalAnswer:
         """The caller's side has ended."""
         self._answers.pop(self, None)
         self._entry.drop(self)
+        cut = self._entry.cut
+        outcome = "completed" if delivered else "cancelled" if cut is None else "failed"
+        self._span.ended(outcome, self._entry.log, error="" if cut is None else "STREAM_CUT")
         self._shell.end(self._entry, delivered)
 
 
 class LocalRequests:
     """`Requests` over this process's ledger."""
 
-    def __init__(self, shell: Shell, text_calls: TextCalls) -> None:
+    def __init__(self, shell: Shell, text_calls: TextCalls, *, tracer: Tracer, clock: Clock) -> None:
         self._shell = shell
         self._text_calls = text_calls
+        self._tracer = tracer
+        self._clock = clock
         self._answers: dict[LocalAnswer, None] = {}
 
     def __iter__(self) -> Iterator[LocalAnswer]:
         return iter(list(self._answers))
 
-    async def open(self, request: OpenPb, *, tenant: str, deadline_s: float | None) -> LocalAnswer:
+    async def open(
+        self, request: OpenPb, *, tenant: str, deadline_s: float | None, caller: TraceContext | None
+    ) -> LocalAnswer:
         """Accepts a request."""
-        answers: list[LocalAnswer] = []
+        with self._call(request, caller) as (span, answers):
 
-        def add_reader(entry: Entry) -> LocalAnswer:
-            answers.append(self._reader(entry))
-            return answers[0]
+            def add_reader(entry: Entry) -> LocalAnswer:
+                answers.append(LocalAnswer(self._shell, entry, self._answers, span))
+                entry.readers.append(answers[0])
+                return answers[0]
 
-        await self._shell.open(request, tenant=tenant, deadline_s=deadline_s, add_reader=add_reader)
-        return self._opened(answers[0])
+            await self._shell.open(
+                request, tenant=tenant, deadline_s=deadline_s, add_reader=add_reader, trace=span.context
+            )
+        return answers[0]
 
-    async def resume(self, request: generation_pb2.ResumeRequest, *, tenant: str) -> LocalAnswer:
+    async def resume(
+        self, request: generation_pb2.ResumeRequest, *, tenant: str, caller: TraceContext | None
+    ) -> LocalAnswer:
         """Takes up a request again."""
-        answers: list[LocalAnswer] = []
-        await self._shell.resume(
-            request, tenant=tenant, add_reader=lambda entry, offsets: answers.append(self._reader(entry, offsets))
-        )
-        return self._opened(answers[0])
+        with self._call(request, caller) as (span, answers):
 
-    def _opened(self, answer: LocalAnswer) -> LocalAnswer:
-        self._answers[answer] = None
-        return answer
+            def add_reader(entry: Entry, offsets: Offsets) -> None:
+                answers.append(LocalAnswer(self._shell, entry, self._answers, span, offsets))
+                entry.readers.append(answers[0])
 
-    def _reader(self, entry: Entry, offsets: Offsets = NO_OFFSETS) -> LocalAnswer:
-        answer = LocalAnswer(self._shell, entry, self._answers, offsets)
-        entry.readers.append(answer)
-        return answer
+            await self._shell.resume(request, tenant=tenant, add_reader=add_reader, trace=span.context)
+        return answers[0]
+
+    @contextmanager
+    def _call(self, call: CallPb, caller: TraceContext | None) -> Iterator[tuple[CallSpan, list[LocalAnswer]]]:
+        """A call's span, and a place for its answer, which is open from then on; or the call has ended without one."""
+        span, answers = CallSpan(self._tracer, self._clock, call, caller, "grpc"), list[LocalAnswer]()
+        try:
+            yield span, answers
+        except TailraceError as error:
+            span.ended("refused", error=error.reason)
+            raise
+        except asyncio.CancelledError:
+            span.ended("cancelled")
+            raise
+        span.accepted(answers[0].started)
+        self._answers[answers[0]] = None
 
     async def abort(self, request_id: str, *, tenant: str, wait_until_released: bool) -> AbortOutcome:
         """Stops a request."""

@@ -1,4 +1,4 @@
-"""What operators learn of requests: metrics and one log line per end. Nothing here runs once per token and request."""
+"""What operators learn of requests: metrics, spans, one log line per end. Nothing runs once per token and request."""
 
 from __future__ import annotations
 
@@ -8,24 +8,36 @@ from dataclasses import replace
 from services.protocol.events import FinishReason
 from services.protocol.inspection import EndedRequests
 from services.runtime.clock import Clock, wall_time
+from services.runtime.error_tree import TailraceError
 from services.runtime.log import get_logger
 from services.runtime.metrics import TokenizerMetrics
+from services.runtime.trace import NO_TRACER, TraceContext, Tracer
 from services.tokenizer.effects import Progressed
-from services.tokenizer.entry import Cut, Entry
+from services.tokenizer.entry import Attempt, Cut, Entry
+from services.tokenizer.spans import RequestSpans
 from services.tokenizer.views import EntryViews
 
 _log = get_logger("tokenizer")
 
 
 class Observer:
-    """Counts and logs what happens to requests."""
+    """Counts, traces and logs what happens to requests."""
 
-    def __init__(self, metrics: TokenizerMetrics, clock: Clock) -> None:
+    def __init__(self, metrics: TokenizerMetrics, clock: Clock, tracer: Tracer = NO_TRACER) -> None:
         self.ended = EndedRequests()
+        self._spans = RequestSpans(tracer)
         self._metrics = metrics
         self._clock = clock
         self._let_go = {cut: metrics.let_go_total.labels(cut.name) for cut in Cut}
         self._ended = {reason: metrics.requests_total.labels(reason.name) for reason in FinishReason}
+
+    def opened(self, entry: Entry, *, arrived_at: float, encoding_at: float) -> None:
+        """It is in the ledger; when it came, and when its encoding began."""
+        self._spans.opened(entry, arrived_at=arrived_at, encoding_at=encoding_at)
+
+    def claiming(self, entry: Entry) -> None:
+        """It is being taken over."""
+        self._spans.claimed(entry)
 
     def accepted(self, entry: Entry) -> None:
         """A scheduler has the request."""
@@ -36,14 +48,28 @@ class Observer:
         self._metrics.prompt_tokens_total.inc(len(entry.pinned.prompt_ids))
         self._metrics.acceptance_seconds.observe(entry.accepted_at - entry.opened_at)
 
-    def submitted(self, entry: Entry) -> None:
-        """An attempt is on its way; every one but the first goes on with what a dead scheduler began."""
-        if len(entry.attempts) > 1:
-            self._metrics.failovers_total.inc()
+    def refused(self, entry: Entry, error: TailraceError) -> None:
+        """No scheduler has it."""
+        self._spans.refused(entry, error)
 
-    def resumed(self) -> None:
+    def submitted(self, attempt: Attempt) -> None:
+        """An attempt is on its way; every one but the first goes on with what a dead scheduler began."""
+        if len(attempt.entry.attempts) > 1:
+            self._metrics.failovers_total.inc()
+        self._spans.submitted(attempt, self._clock.now())
+
+    def released(self, attempt: Attempt) -> None:
+        """Nothing remembers an attempt at its scheduler."""
+        self._spans.released(attempt, self._clock.now())
+
+    def attached(self, entry: Entry, trace: TraceContext | None, since: float) -> None:
+        """The same request came once more."""
+        self._spans.attached(entry, trace, since, self._clock.now())
+
+    def resumed(self, entry: Entry, trace: TraceContext | None, since: float) -> None:
         """A caller took its request up again."""
         self._metrics.resumes_total.inc()
+        self.attached(entry, trace, since)
 
     def progressed(self, progress: Progressed) -> None:
         """New output came for some requests, all in one message."""
@@ -54,6 +80,7 @@ class Observer:
 
     def finished(self, entry: Entry) -> None:
         """The answer is whole. Its reason, for the count, is its choices' most serious one."""
+        self._spans.finished(entry)
         usage, completed_at = entry.log.usage, entry.completed_at
         if not entry.accepted or usage is None or completed_at is None:
             return
@@ -78,6 +105,7 @@ class Observer:
             output_tokens=usage.output_tokens,
             first_token_s=None if first_output_at is None else round(first_output_at - entry.opened_at, 3),
             seconds=round(completed_at - entry.opened_at, 3),
+            **({} if entry.span is None else {"trace_id": entry.span.context.trace_id}),
         )
 
     def unacceptable(self, entry: Entry, why: str) -> None:
@@ -98,5 +126,6 @@ class Observer:
         released = [attempt.released_at for attempt in entry.attempts if attempt.released_at is not None]
         if entry.finished_at is not None and released:
             self._metrics.finish_to_release_seconds.observe(max(0.0, max(released) - entry.finished_at))
+        self._spans.forgotten(entry, self._clock.now())
         view = EntryViews(self._clock.now(), wall_time(self._clock)).of(entry)
         self.ended.add(replace(view, ended=True))

@@ -9,7 +9,7 @@ import grpc.aio
 
 from services.protocol.answer import Offsets
 from services.protocol.hello import Hello, to_wire
-from services.protocol.wire import started_to_wire
+from services.protocol.wire import started_to_wire, trace_from_wire
 from services.runtime.clock import Clock
 from services.runtime.errors import InvalidRequest, answering
 from services.tokenizer.columns import EventColumns
@@ -48,7 +48,11 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
                 gateway.add(request.stream_id, entry, offsets)
 
             entry = await self._shell.resume(
-                request.resume, tenant=request.tenant, add_reader=add_reader, only_here=request.only_here
+                request.resume,
+                tenant=request.tenant,
+                add_reader=add_reader,
+                only_here=request.only_here,
+                trace=trace_from_wire(request.trace),
             )
             return attached_to_wire(self._hello.epoch, entry)
 
@@ -116,6 +120,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
                 check=check,
                 fresh_id=request.fresh_id,
                 by_gateway=True,
+                trace=trace_from_wire(request.trace),
             )
         except BaseException:
             for stream in added:

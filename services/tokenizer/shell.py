@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import assert_never
 
 from services.protocol.answer import Offsets
@@ -18,6 +19,7 @@ from services.protocol.request import ChatPrompt, IdsPrompt, TextPrompt, ValidRe
 from services.runtime.clock import Clock
 from services.runtime.error_tree import InvalidRequest, NotFound, TailraceError, Unavailable
 from services.runtime.log import get_logger
+from services.runtime.trace import TraceContext
 from services.tokenizer.acceptance import deadline_of, pin
 from services.tokenizer.chat_template import ChatTemplate
 from services.tokenizer.core import Ledger
@@ -103,30 +105,34 @@ class Shell:
         check: Callable[[], object] = lambda: None,
         fresh_id: bool = False,
         by_gateway: bool = False,
+        trace: TraceContext | None = None,
     ) -> Entry:
         """Accepts a request; `add_reader` is called once it is in the ledger, before anything of it can come.
 
         `check` is called just before that, and may refuse it: encoding took its time, and the caller may have left.
         With `fresh_id` its id was made for it alone; any other is looked for at the schedulers, for a dead tokenizer
-        may have left the same request there.
+        may have left the same request there. `trace`: the caller's call.
         Raises a TailraceError when it is refused, and then nothing of it is left here.
         """
+        arrived_at = self._clock.now()
         request = self._parse(pb)
+        attach = partial(self._attach, add_reader=add_reader, trace=trace, arrived_at=arrived_at)
         if (same := self._ledger.find(tenant, request)) is not None:
-            return await self._attach(same, add_reader)
+            return await attach(same)
         self._check_open()
         self._ledger.check_room(request)
-        deadline = deadline_of(request, deadline_s, self._clock.now())
+        deadline = deadline_of(request, deadline_s, arrived_at)
         if request.request_id and not fresh_id:
             left = await self._takeover.same(tenant, request, from_present=by_gateway)
             if left is not None:
                 check()
-                return await self._attach(left, add_reader)
+                return await attach(left)
+        encoding_at = self._clock.now()
         ids = await self._prompt_ids(request)
         pinned = pin(request, ids, context_length=self.context_length, random_bits=secrets.randbits)
         check()
         if (same := self._ledger.find(tenant, request)) is not None:
-            return await self._attach(same, add_reader)
+            return await attach(same)
         self._check_open()
         entry, effects = self._ledger.open(
             pinned,
@@ -136,7 +142,9 @@ class Shell:
             now=self._clock.now(),
             unix_ms=self._clock.unix_ms(),
         )
-        entry.record = record_to_wire(pb, entry.started, entry.pinned.request.stopping.max_tokens or 1)
+        entry.trace = trace
+        entry.record = record_to_wire(pb, entry.started, entry.pinned.request.stopping.max_tokens or 1, trace)
+        self._observer.opened(entry, arrived_at=arrived_at, encoding_at=encoding_at)
         reader = add_reader(entry)
         self.perform(effects)
         await self._accepted(entry, reader)
@@ -149,12 +157,14 @@ class Shell:
         tenant: str,
         add_reader: Callable[[Entry, Offsets], object],
         only_here: bool = False,
+        trace: TraceContext | None = None,
     ) -> Entry:
         """Takes up a request again; `add_reader` is given where its caller stands, and raises ValueError beyond that.
 
         One that is not known here is claimed where a scheduler holds it, unless `only_here`. Raises NotFound;
         InvalidRequest at once for offsets beyond what there is; Unavailable when it can't be told now.
         """
+        arrived_at = self._clock.now()
         try:
             entry = self._ledger.resumable(tenant, pb.request_id, pb.resume_token)
         except NotFound:
@@ -170,7 +180,7 @@ class Shell:
         except ValueError as error:
             raise InvalidRequest("offsets", str(error)) from None
         self._ledger.attach(entry)
-        self._observer.resumed()
+        self._observer.resumed(entry, trace, arrived_at)
         return entry
 
     def end(self, entry: Entry, delivered: bool) -> None:
@@ -267,6 +277,7 @@ class Shell:
             case Unacceptable(entry, why):
                 self._observer.unacceptable(entry, why)
             case Released(attempt):
+                self._observer.released(attempt)
                 self._links[attempt.scheduler].released(attempt.attempt_id)
             case LetGo(entry):
                 self._observer.let_go(entry)
@@ -279,17 +290,20 @@ class Shell:
 
     def _submit(self, attempt: Attempt) -> None:
         assert self._tasks is not None, "a request was opened before run()"
-        self._observer.submitted(attempt.entry)
+        self._observer.submitted(attempt)
         self._tasks.create_task(self._links[attempt.scheduler].submit(attempt), name=f"submit {attempt.attempt_id:x}")
 
     def _claim(self, entry: Entry, scheduler: str, number: int) -> None:
         assert self._tasks is not None, "a request was claimed before run()"
+        self._observer.claiming(entry)
         claim = self._links[scheduler].claim(entry, number, self._ledger.claims)
         self._tasks.create_task(claim, name=f"claim {entry.request_id}")
 
     def _answer(self, entry: Entry, error: TailraceError | None) -> None:
         if error is None:
             self._observer.accepted(entry)
+        else:
+            self._observer.refused(entry, error)
         for opener in self._openers.pop(entry, ()):
             if opener.done():
                 continue
@@ -338,11 +352,14 @@ class Shell:
             raise Unavailable(f"no route is open: {why}", reason="NO_ROUTE")
         return scheduler
 
-    async def _attach(self, entry: Entry, add_reader: AddReader) -> Entry:
+    async def _attach(
+        self, entry: Entry, *, add_reader: AddReader, trace: TraceContext | None, arrived_at: float
+    ) -> Entry:
         """The same request once more: one run, one more reader."""
         reader = add_reader(entry)
         self._ledger.attach(entry)
         await self._accepted(entry, reader)
+        self._observer.attached(entry, trace, arrived_at)
         return entry
 
     async def _accepted(self, entry: Entry, reader: Reader) -> None:

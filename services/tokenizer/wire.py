@@ -26,8 +26,11 @@ from services.protocol.wire import (
     stop_from_wire,
     tokens_from_wire,
     tokens_to_wire,
+    trace_from_wire,
+    trace_to_wire,
 )
 from services.runtime.errors import InvalidRequest, PreconditionFailed, TailraceError, from_rpc_error
+from services.runtime.trace import TraceContext
 from services.tokenizer.acceptance import pin_as
 from services.tokenizer.assembler import EngineEnd, Prompt, TextBatch, TextFinish, TextStart
 from services.tokenizer.claims import ClaimAnswer, Held, HeldAttempt, Record
@@ -45,7 +48,10 @@ MAX_UINT32 = (1 << 32) - 1
 def text_batch_from_wire(pb: detokenizer_pb2.TextBatch, news_us: int = 0) -> TextBatch:
     """A TextBatch message, read."""
     return TextBatch(
-        starts=[TextStart(start.sequence, start.attempt_id, start.choice) for start in pb.starts],
+        starts=[
+            TextStart(start.sequence, start.attempt_id, start.choice, trace_from_wire(start.trace))
+            for start in pb.starts
+        ],
         prompts=[
             Prompt(prompt.sequence, prompt.cached_prompt_tokens, tuple(tokens_from_wire(prompt.tokens)))
             for prompt in pb.prompts
@@ -90,13 +96,14 @@ def submit_to_wire(
         record=entry.record,
         priority=request.priority,
         constraint=constraint_to_wire(request.constraint),
+        trace=trace_to_wire(attempt.trace),
     )
 
 
-def record_to_wire(asked: OpenPb, started: Started, max_tokens: int) -> bytes:
+def record_to_wire(asked: OpenPb, started: Started, max_tokens: int, trace: TraceContext | None = None) -> bytes:
     """What is left at schedulers of a request that came as `asked`."""
     record = tokenizer_pb2.RequestRecord(
-        version=RECORD_VERSION, started=started_to_wire(started), max_tokens=max_tokens
+        version=RECORD_VERSION, started=started_to_wire(started), max_tokens=max_tokens, trace=trace_to_wire(trace)
     )
     if isinstance(asked, generation_pb2.ChatRequest):
         record.chat.CopyFrom(asked)
@@ -117,7 +124,7 @@ def record_from_wire(raw: bytes, prompt_ids: Sequence[int], card: ModelCard) -> 
     asked = parse_chat(pb.chat, card) if is_chat else parse_generate(pb.generate, card)
     started = started_from_wire(pb.started)
     pinned = pin_as(asked, prompt_ids, request_id=started.request_id, seed=started.seed, max_tokens=pb.max_tokens)
-    return Record(pinned, started, raw)
+    return Record(pinned, started, raw, trace_from_wire(pb.trace))
 
 
 def held_from_wire(pb: scheduler_pb2.FindResponse, scheduler: str, card: ModelCard) -> Held:
