@@ -12,9 +12,9 @@ ARG BASE_IMAGE=python:3.11-slim
 FROM ${BASE_IMAGE} AS requirements
 WORKDIR /src
 COPY pyproject.toml deploy/requirements.py ./
-RUN python3 requirements.py > base.txt \
-    && python3 requirements.py scheduler > cpu.txt \
-    && python3 requirements.py scheduler gpu > cuda.txt \
+RUN python3 requirements.py tracing > base.txt \
+    && python3 requirements.py tracing scheduler > cpu.txt \
+    && python3 requirements.py tracing scheduler gpu > cuda.txt \
     && python3 requirements.py --build > build.txt
 
 FROM ${BASE_IMAGE} AS dependencies

@@ -49,12 +49,14 @@ class Stack:
 
 
 @asynccontextmanager
-async def running(model: Path, *engine_flags: str, fake_engine: bool = True) -> AsyncIterator[Stack]:
+async def running(
+    model: Path, *engine_flags: str, fake_engine: bool = True, tracing_endpoint: str = ""
+) -> AsyncIterator[Stack]:
     """Starts all four, waits until they take requests, and stops them. Logs go to files in build/bench."""
     http_port, grpc_port = free_ports(2)
     plan = Plan(
         model=model, fake_engine=fake_engine, http_port=http_port, grpc_port=grpc_port, drain_timeout_s=5.0,
-        log_level="warning", engine_flags=engine_flags,
+        log_level="warning", tracing_endpoint=tracing_endpoint, engine_flags=engine_flags,
     )  # fmt: skip
     services = services_of(plan)
     processes: list[asyncio.subprocess.Process] = []

@@ -37,6 +37,7 @@ class Plan:
     grpc_port: int = 7000
     drain_timeout_s: float = 30.0
     log_level: str = "info"
+    tracing_endpoint: str = ""
     engine_flags: tuple[str, ...] = ()
 
 
@@ -88,8 +89,9 @@ def _service(module: str, address: str, ports: Iterator[int], plan: Plan, *flags
         "--drain-timeout-s", str(plan.drain_timeout_s), "--log-format", "text", "--log-level", plan.log_level,
         "--die-with-parent",
     )  # fmt: skip
+    traced = ("--tracing-endpoint", plan.tracing_endpoint) if plan.tracing_endpoint else ()
     name = module.rpartition(".")[2]
-    return Service(name, module, address, f"{host}:{admin_port}", metrics_port, (*common, *flags))
+    return Service(name, module, address, f"{host}:{admin_port}", metrics_port, (*common, *traced, *flags))
 
 
 def _is_free(host: str, port: int) -> bool:

@@ -109,6 +109,7 @@ def _plan(options: argparse.Namespace) -> Plan:
         grpc_port=options.grpc_port,
         drain_timeout_s=options.drain_timeout_s,
         log_level=options.log_level,
+        tracing_endpoint=options.tracing_endpoint,
     )
 
 
@@ -126,6 +127,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--drain-timeout-s", type=float, default=30.0, metavar="SECONDS",
         help="how long open requests may take to finish at the end (default: 30)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--tracing-endpoint", default="", metavar="URL",
+        help="where spans are sent, OTLP over gRPC, as http://127.0.0.1:4317 (default: nowhere)",
     )  # fmt: skip
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     return parser

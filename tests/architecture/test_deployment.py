@@ -49,6 +49,13 @@ def test_a_container_starts_with_a_configuration_that_its_process_accepts(servic
 
 
 @pytest.mark.parametrize("service", CONFIGS)
+def test_with_tracing_a_container_sends_its_spans_to_the_collector_beside_it(service: str) -> None:
+    tracing = yaml.safe_load(VARIABLE.sub(r"\1", text_of(Path("deploy/docker-compose.tracing.yml"))))
+    environ = compose_services()[service]["environment"] | tracing["services"][service]["environment"]
+    assert load(CONFIGS[service], prog=service, argv=[], environ=environ).tracing_endpoint == "http://jaeger:4317"
+
+
+@pytest.mark.parametrize("service", CONFIGS)
 def test_a_container_is_not_killed_before_its_drain_bound(service: str) -> None:
     grace = compose_services()[service]["stop_grace_period"]
     assert float(grace.removesuffix("s")) > config_in_compose(service).drain_timeout_s

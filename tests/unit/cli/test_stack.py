@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,12 @@ def test_every_service_ends_with_its_parent_and_listens_on_loopback() -> None:
     for service in services_of(plan()):
         assert "--die-with-parent" in service.flags
         assert flag(service.flags, "--host") == LOOPBACK
+
+
+def test_every_service_sends_its_spans_where_they_are_wanted_and_none_is_told_of_tracing_otherwise() -> None:
+    traced = services_of(replace(plan(), tracing_endpoint="http://127.0.0.1:4317"))
+    assert {flag(service.flags, "--tracing-endpoint") for service in traced} == {"http://127.0.0.1:4317"}
+    assert not [service for service in services_of(plan()) if "--tracing-endpoint" in service.flags]
 
 
 def test_free_ports_differ_from_each_other() -> None:

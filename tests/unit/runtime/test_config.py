@@ -287,3 +287,12 @@ def test_a_text_is_either_a_value_or_refused_with_its_key(text: str, key: str) -
         assert isinstance(loaded(environ=environ), Config)
         return
     assert key in refusal(environ=environ)
+
+
+@pytest.mark.parametrize("endpoint", ["collector:4317", "http://collector", "grpc://collector:4317", "http://:4317 "])
+def test_a_tracing_endpoint_that_is_no_url_with_a_port_is_refused(endpoint: str) -> None:
+    assert "tracing_endpoint must be http(s)://host:port" in refusal("--tracing-endpoint", endpoint)
+
+
+def test_a_share_of_traces_beyond_one_is_refused() -> None:
+    assert "tracing_sample_ratio must be 0 to 1" in refusal("--tracing-sample-ratio", "1.5")
