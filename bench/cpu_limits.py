@@ -1,4 +1,4 @@
-"""What this machine's cores can do at most: copy bandwidth, and products from the first-level cache, by format.
+"""What this machine's cores can do at most: bandwidth, and products from the first-level cache, by format.
 
     python -m bench.cpu_limits
 
@@ -46,6 +46,14 @@ def copies() -> float:
     return 4 * 2.0 * COPY_BYTES
 
 
+def reads() -> float:
+    """Bytes of one array, read for its largest value."""
+    source = np.zeros(COPY_BYTES, dtype=np.uint8)
+    for _ in range(4):
+        source.max()
+    return 4.0 * COPY_BYTES
+
+
 def products(stored: Format) -> float:
     """Multiply-adds of one panel, over and over."""
     x, weight = (np.ones((rows, INPUTS), dtype=np.float32) for rows in (ROWS, OUTPUTS))
@@ -60,7 +68,7 @@ def main() -> int:
     cores = len(os.sched_getaffinity(0))
     print(f"kernels {best_kernels()}, {cores} cores, load average {os.getloadavg()[0]:.1f}")
     print(f"{'':>22}{'one core':>10}{'all':>10}")
-    limits: dict[str, Callable[[], float]] = {"copy, GB/s": copies}
+    limits: dict[str, Callable[[], float]] = {"copy, GB/s": copies, "read, GB/s": reads}
     limits |= {f"{stored.name.lower()} products, GMAC/s": partial(products, stored) for stored in Format}
     for name, work in limits.items():
         print(f"{name:>22}{best_rate(work, 1) / 1e9:10.1f}{best_rate(work, cores) / 1e9:10.1f}")

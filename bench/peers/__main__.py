@@ -1,8 +1,9 @@
 """Tailrace beside other servers with the same model, the same loads, in one interleaved run: `make bench-peers`.
 
-    python -m bench.peers [--peers llama.cpp,openvino] [--loads c1,c8,…] [--rounds 3] [--flags "…"]
+    python -m bench.peers [--peers llama.cpp,openvino,vllm] [--loads c1,c8,…] [--rounds 3] [--flags "…"]
 
-Peers are installed from their packages into build/peers, once. Written to build/bench/peers.json and peers.svg.
+Peers are installed from their packages into build/peers, once. One that can't be had or doesn't start is named with the
+reason, and the others go on. Written to build/bench/peers.json and peers.svg.
 """
 
 from __future__ import annotations
@@ -22,17 +23,19 @@ from bench.peers.llama_cpp import LlamaCpp
 from bench.peers.openvino import OpenVino
 from bench.peers.peer import CantBeHad, Peer
 from bench.peers.running import running_peer
+from bench.peers.vllm import Vllm
 from bench.serving.comparison import Plan, Results, System, compare
 from bench.serving.figures import Objective
+from bench.serving.limits import measured_limits, share_of, size_of
 from bench.serving.loads import LOADS
 from bench.serving.ours import NAME, our_systems
 from bench.serving.progress import Shown
 from bench.serving.prompts import Prompts
-from bench.serving.report import picture_of, ratios_of, rows_of, table_of
+from bench.serving.report import picture_of, ratios_of, rows_of, table_of, ttft_ratios_of
 from bench.serving.targets import HttpTarget
 from cli.model_source import model_directory
 
-PEERS: dict[str, type[Peer]] = {"llama.cpp": LlamaCpp, "openvino": OpenVino}
+PEERS: dict[str, type[Peer]] = {"llama.cpp": LlamaCpp, "openvino": OpenVino, "vllm": Vllm}
 COMPARED = ("c1", "c8", "c32", "prefill1024")
 DEFAULT_LOADS = (*COMPARED, "shared-prefix", "structured")
 OUT = Path("build/bench/peers.json")
@@ -42,21 +45,26 @@ def main() -> int:
     """Sets up, measures, prints and writes."""
     options = _parser().parse_args()
     console = Console(width=150)
-    peers = _installed(options, console)
-    before = machine()
-    systems, results = asyncio.run(_measure(options, peers, console))
-    rows = rows_of(systems, results)
-    ratios = ratios_of(rows, NAME, COMPARED)
-    console.print(table_of(rows))
-    console.print(f"ours over the best peer's: {ratios}", highlight=False)
+    absent: dict[str, str] = {}
+    peers = _installed(options, console, absent)
+    limits = measured_limits()
+    before = machine() | {"limits": limits.plain}
+    systems, results = asyncio.run(_measure(options, peers, console, absent))
+    size = size_of(model_directory(None))
+    rows = rows_of(systems, results, lambda row, bits: share_of(row, bits, limits, size))
+    ratios, ttft_ratios = ratios_of(rows, NAME, COMPARED), ttft_ratios_of(rows, NAME)
+    console.print(table_of(rows, absent))
+    console.print(f"output tokens/s, ours over the best peer's: {ratios}", highlight=False)
+    console.print(f"TTFT, ours over the best peer's: {ttft_ratios}", highlight=False)
+    told = {"machine": before, "rows": rows, "ratios": ratios, "ttft_ratios": ttft_ratios, "absent": absent}
     OUT.parent.mkdir(parents=True, exist_ok=True)
-    OUT.write_text(json.dumps({"machine": before, "rows": rows, "ratios": ratios}, indent=2) + "\n")
+    OUT.write_text(json.dumps(told, indent=2) + "\n")
     OUT.with_suffix(".svg").write_text(picture_of(rows))
     console.print(f"written to {OUT} and {OUT.with_suffix('.svg')}", highlight=False)
     return 0
 
 
-def _installed(options: argparse.Namespace, console: Console) -> list[Peer]:
+def _installed(options: argparse.Namespace, console: Console, absent: dict[str, str]) -> list[Peer]:
     peers = []
     for name in options.peers:
         peer = PEERS[name]()
@@ -64,6 +72,7 @@ def _installed(options: argparse.Namespace, console: Console) -> list[Peer]:
             options.root.mkdir(parents=True, exist_ok=True)
             peer.install(options.root, console)
         except CantBeHad as why:
+            absent[peer.name] = str(why)
             console.print(f"without {peer.name}: {why}", style="yellow", highlight=False, markup=False)
         else:
             peers.append(peer)
@@ -71,20 +80,22 @@ def _installed(options: argparse.Namespace, console: Console) -> list[Peer]:
 
 
 async def _measure(
-    options: argparse.Namespace, peers: Sequence[Peer], console: Console
+    options: argparse.Namespace, peers: Sequence[Peer], console: Console, absent: dict[str, str]
 ) -> tuple[list[System], Results]:
     model = model_directory(None)
     plan = Plan({name: LOADS[name] for name in options.loads}, options.rounds, Objective(), options.seed)
     async with AsyncExitStack() as stack:
-        systems = await our_systems(stack, model, options.flags.split(), weights=options.weights)
+        systems = await our_systems(stack, model, options.flags.split())
         for peer in peers:
             try:
-                url, pid = await stack.enter_async_context(running_peer(peer, options.root))
+                with console.status(f"{peer.name} starts"):
+                    url, pid = await stack.enter_async_context(running_peer(peer, options.root))
             except CantBeHad as why:
+                absent[peer.name] = str(why)
                 console.print(f"without {peer.name}: {why}", style="yellow", highlight=False, markup=False)
                 continue
             target = await stack.enter_async_context(HttpTarget(url, peer.model))
-            systems.append(System(peer.name, peer.weights, target, (pid,)))
+            systems.append(System(peer.name, peer.weights, target, (pid,), peer.weight_bits))
         with Shown(len(plan.loads) * plan.rounds * len(systems)) as shown:
             results = await compare(systems, plan, lambda seed: Prompts(model, seed), shown.run, shown.failure)
     return systems, results
@@ -98,7 +109,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--loads", type=_names(LOADS), default=DEFAULT_LOADS, metavar=",".join(LOADS))
     parser.add_argument("--rounds", type=int, default=3, help="how often everything is run (3)")
     parser.add_argument("--flags", default="", help="flags for our scheduler, in one string")
-    parser.add_argument("--weights", default="default", help="what the table calls our weights")
     parser.add_argument("--root", type=Path, default=Path("build/peers"), help="where the peers are installed")
     parser.add_argument("--seed", type=int, default=1)
     return parser

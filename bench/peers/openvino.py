@@ -18,6 +18,7 @@ class OpenVino(Peer):
 
     name = "OpenVINO GenAI"
     weights = "from GGUF"
+    weight_bits = None
     model = "smollm2"
 
     def install(self, root: Path, console: Console) -> None:

@@ -22,6 +22,8 @@ class Peer(Protocol):
 
     name: str
     weights: str
+    weight_bits: float | None
+    """Of one weight as it is stored, its share of the scales included; None where that isn't known."""
     model: str
     """Its name in requests."""
 

@@ -14,7 +14,8 @@ import aiohttp
 from bench.peers.peer import CantBeHad, Peer
 from cli.stack import free_ports
 
-START_TIMEOUT_S = 600.0
+START_TIMEOUT_S = 1800.0
+"""One that compiles its model at the first start takes ten minutes on two cores, and more on busy ones."""
 STOP_TIMEOUT_S = 20.0
 POLL_S = 0.25
 

@@ -23,6 +23,8 @@ class System:
     weights: str
     target: Target
     pids: Sequence[int]
+    weight_bits: float | None = None
+    """Of one weight as it is stored; None where that isn't known."""
     peak: Peak = field(default_factory=Peak)
 
 
@@ -60,9 +62,9 @@ async def compare(
                 on_run(*key)
                 try:
                     figures = await _once(system, load, plan, number * len(systems) + index, prompts)
-                except* (OSError, NotImplementedError) as failed:
+                except* (OSError, NotImplementedError) as failed:  # the others go on
                     refused.add(key)
-                    on_failure(f"{system.name}, {load}: {failed.exceptions[0]}")
+                    on_failure(f"{system.name}, {load}: {failed.exceptions[0]!r}")
                 else:
                     results.setdefault(key, []).append(figures)
     return results

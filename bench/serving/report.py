@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from bench.serving.comparison import Results, System
 from bench.serving.figures import median_of
 
 Row = dict[str, Any]
+Share = Callable[[Row, float | None], dict[str, Any] | None]
 
 
-def rows_of(systems: Sequence[System], results: Results) -> list[Row]:
-    """One for each system and load."""
+def rows_of(systems: Sequence[System], results: Results, share: Share = lambda row, bits: None) -> list[Row]:
+    """One for each system and load; `share` says of a row what it uses of the machine, given the bits of a weight."""
     by_name = {system.name: system for system in systems}
-    return [
+    rows: list[Row] = [
         {
             "system": name,
             "weights": by_name[name].weights,
@@ -29,16 +31,24 @@ def rows_of(systems: Sequence[System], results: Results) -> list[Row]:
         if runs
         for figures in (median_of(runs),)
     ]
+    for row in rows:
+        row["of_limit"] = share(row, by_name[row["system"]].weight_bits)
+    return rows
 
 
-def table_of(rows: Sequence[Row]) -> Table:
-    """For people."""
-    table = Table(title="medians of all rounds; milliseconds as p50 / p99")
+def table_of(rows: Sequence[Row], absent: Mapping[str, str] | None = None) -> Table:
+    """For people. `absent`: who could not be measured, and why."""
+    table = Table(
+        title="medians of all rounds; milliseconds as p50 / p99; of the limit: bandwidth at c1, arithmetic at c32",
+        caption=Text("\n".join(f"without {name}: {why}" for name, why in (absent or {}).items())),
+        caption_justify="left",
+    )
     for heading in (
         "load",
         "system",
         "weights",
         "tokens/s",
+        "of limit",
         "TTFT",
         "ITL",
         "TPOT",
@@ -54,7 +64,8 @@ def table_of(rows: Sequence[Row]) -> Table:
             for key in ("ttft_ms", "itl_ms", "tpot_ms", "end_to_end_ms")
         )
         table.add_row(
-            row["load"], row["system"], row["weights"], f"{row['output_tokens_per_s']:,.0f}", *latencies,
+            row["load"], row["system"], row["weights"], f"{row['output_tokens_per_s']:,.0f}",
+            f"{row['of_limit']['share']:.0%}" if row["of_limit"] else "", *latencies,
             f"{row['goodput_per_s']:.2f}", f"{row['cached_tokens']:,.0f}", str(row["rss_mb"]),
         )  # fmt: skip
     return table
@@ -71,6 +82,16 @@ def ratios_of(rows: Sequence[Row], ours: str, loads: Sequence[str]) -> dict[str,
         mine = [rate(row) for row in rows if row["load"] == load and row["system"].startswith(ours)]
         theirs = [rate(row) for row in rows if row["load"] == load and not row["system"].startswith(ours)]
         ratios[load] = round(max(mine) / max(theirs), 2) if mine and theirs else None
+    return ratios
+
+
+def ttft_ratios_of(rows: Sequence[Row], ours: str) -> dict[str, float | None]:
+    """Our time to the first token over the quickest peer's, by load; at most 1 is no worse."""
+    ratios: dict[str, float | None] = {}
+    for load in dict.fromkeys(row["load"] for row in rows):
+        mine = [row["ttft_ms_p50"] for row in rows if row["load"] == load and row["system"].startswith(ours)]
+        theirs = [row["ttft_ms_p50"] for row in rows if row["load"] == load and not row["system"].startswith(ours)]
+        ratios[load] = round(min(mine) / min(theirs), 2) if mine and theirs else None
     return ratios
 
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self
 import aiohttp
 
 from bench.serving.loads import Ask
-from tailrace.client import Client, Completed, Delta
+from tailrace.client import Client, ClientError, Completed, Delta
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class Target(Protocol):
 
     @abstractmethod
     async def ask(self, ask: Ask) -> Heard:
-        """One request, to its end. Raises OSError or a client's error when it isn't answered whole."""
+        """One request, to its end. Raises OSError when it isn't answered whole, NotImplementedError if it can't ask."""
 
     async def __aenter__(self) -> Self: ...
     async def __aexit__(self, *exc: object) -> None: ...
@@ -78,15 +78,21 @@ class HttpTarget(Target):
             schema = json.loads(ask.schema)
             body["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
         heard = Heard(time.perf_counter())
+        try:
+            await self._hear(body, heard)
+        except aiohttp.ClientError as error:
+            raise OSError(f"the connection broke: {error!r}") from error
+        if not heard.moments or not heard.output_tokens:
+            raise OSError("the answer has no text or no usage")
+        return heard
+
+    async def _hear(self, body: dict[str, Any], heard: Heard) -> None:
         async with self._session.post(f"{self._url}/v1/completions", json=body) as response:
             if response.status != 200:
                 raise OSError(f"HTTP {response.status}: {(await response.text())[:300]}")
             async for line in response.content:
                 if line.startswith(b"data: {"):
                     _take(heard, json.loads(line[6:]))
-        if not heard.moments or not heard.output_tokens:
-            raise OSError("the answer has no text or no usage")
-        return heard
 
 
 def _take(heard: Heard, event: dict[str, Any]) -> None:
@@ -116,11 +122,15 @@ class GrpcTarget(Target):
         if ask.schema is not None:
             raise NotImplementedError("structured loads are asked over HTTP")
         heard = Heard(time.perf_counter())
-        stream = self._client.generate(ask.prompt, max_tokens=ask.max_tokens, ignore_eos=True, temperature=0.0)
-        async for event in stream:
-            if isinstance(event, Delta):
-                heard.moments.append(time.perf_counter())
-            elif isinstance(event, Completed):
-                heard.output_tokens = event.usage.output_tokens
-                heard.cached_tokens = event.usage.cached_prompt_tokens
+        try:
+            async for event in self._client.generate(
+                ask.prompt, max_tokens=ask.max_tokens, ignore_eos=True, temperature=0.0
+            ):
+                if isinstance(event, Delta):
+                    heard.moments.append(time.perf_counter())
+                elif isinstance(event, Completed):
+                    heard.output_tokens = event.usage.output_tokens
+                    heard.cached_tokens = event.usage.cached_prompt_tokens
+        except ClientError as error:
+            raise OSError(f"not answered: {error!r}") from error
         return heard
