@@ -33,7 +33,7 @@ async def running_peer(peer: Peer, root: Path) -> AsyncIterator[tuple[str, int]]
     url = f"http://127.0.0.1:{port}"
     try:
         if not await _serves(url, process):
-            raise CantBeHad(f"{peer.name} does not start; it logs to {log_path}")
+            raise CantBeHad(f"{peer.name} does not start: {_why(process)}; it logs to {log_path}")
         yield url, process.pid
     finally:
         await _stop(process)
@@ -49,6 +49,13 @@ async def _serves(url: str, process: asyncio.subprocess.Process) -> bool:
     except TimeoutError:
         pass
     return False
+
+
+def _why(process: asyncio.subprocess.Process) -> str:
+    code = process.returncode
+    if code is None:
+        return f"it isn't ready after {START_TIMEOUT_S:.0f} s"
+    return f"{signal.Signals(-code).name} ended it" if code < 0 else f"it ended with code {code}"
 
 
 async def _healthy(session: aiohttp.ClientSession, url: str) -> bool:
