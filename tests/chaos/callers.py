@@ -109,6 +109,7 @@ async def ask_sse(session: aiohttp.ClientSession, urls: Sequence[str], answer: A
         if answer.problem:
             return
         await asyncio.sleep(RECONNECT_PAUSE_S)
+    caller.close_left()
     answer.problem = f"cut off too often, at last by {caller.cut}"
 
 
@@ -123,6 +124,7 @@ class _SseCaller:
         self._request_id = ""
         self._last_event_id = ""
         self._event: dict[bytes, bytes] = {}
+        self._left: list[aiohttp.ClientResponse] = []
         self.cut = ""
 
     async def read(self) -> bool:
@@ -130,7 +132,8 @@ class _SseCaller:
         url = self._urls[self._turn % len(self._urls)]
         self._turn += 1
         self._event = {}
-        async with self._request(url) as response:
+        response = await self._request(url)
+        try:
             if response.status != 200:
                 text = await response.text()
                 if response.status >= 500 or response.status == 429:
@@ -140,9 +143,22 @@ class _SseCaller:
                 return True
             self._request_id = self._request_id or response.headers["X-Request-Id"]
             while line := await self._line(response, url):
+                self.close_left()
                 if self._take(line.rstrip(b"\r\n")):
                     return True
+        except TimeoutError:
+            # A gateway that wakes up to a closed connection stops a request that nobody else reads.
+            self._left.append(response)
+            raise
+        finally:
+            if response not in self._left:
+                response.close()
         return False
+
+    def close_left(self) -> None:
+        """Another gateway has the request: connections to gateways that stood still are closed."""
+        while self._left:
+            self._left.pop().close()
 
     async def _line(self, response: aiohttp.ClientResponse, url: str) -> bytes:
         """The next one; after a silence the gateway is asked whether it lives. Raises TimeoutError when it doesn't."""

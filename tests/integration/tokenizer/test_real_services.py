@@ -179,6 +179,6 @@ async def _process(
 
 
 async def _ready(runtime: Runtime) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not runtime.ready:  # noqa: ASYNC110  # readiness has no event, only its health service
             await asyncio.sleep(0.01)

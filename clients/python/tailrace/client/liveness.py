@@ -7,6 +7,7 @@ check whatever its requests wait for, so one that does not, after a silence, sta
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -52,12 +53,17 @@ class Health:
 
 
 class Watch:
-    """Cancels a call whose server stands still, and then is `lost`; told of every event. Idle without `health`."""
+    """Cancels a call whose server stands still, and then is `lost`; told of every event. Idle without `health`.
 
-    def __init__(self, call: Cancellable, health: Health | None) -> None:
+    `hold` has the next server hold the request, and says whether it does: a server that wakes up and learns that its
+    caller has left would stop a request that nobody else reads.
+    """
+
+    def __init__(self, call: Cancellable, health: Health | None, hold: Callable[[], Awaitable[bool]]) -> None:
         self.lost = False
         self._call = call
         self._health = health
+        self._hold = hold
         self._time = asyncio.get_running_loop().time
         self._heard_at = self._time()
         self._watching: asyncio.Task[None] | None = None
@@ -83,7 +89,7 @@ class Watch:
             asked_at = self._time()
             if asked_at < self._heard_at + SILENCE_S:
                 continue
-            if not await health.answers() and self._heard_at < asked_at:
+            if not await health.answers() and await self._hold() and self._heard_at < asked_at:
                 self.lost = True
                 self._call.cancel()
                 return

@@ -46,6 +46,12 @@ class Servers:
         if stub is self.stub:
             self._turn = (self._turn + 1) % len(self._stubs)
 
+    def after(
+        self, stub: generation_pb2_grpc.GenerationServiceAsyncStub
+    ) -> generation_pb2_grpc.GenerationServiceAsyncStub:
+        """The one whose turn is next."""
+        return self._stubs[(self._stubs.index(stub) + 1) % len(self)]
+
     def health_of(self, stub: generation_pb2_grpc.GenerationServiceAsyncStub) -> Health | None:
         """How to ask whether it stands still; None where there is no other to turn to."""
         return self._health[self._stubs.index(stub)] if len(self) > 1 else None

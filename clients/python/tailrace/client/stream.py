@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
+from functools import partial
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -27,6 +28,13 @@ class Call(AsyncIterable[generation_pb2.GenerationEvent], Protocol):
         """Ends the call if it has not ended."""
         ...
 
+    def read(self) -> Awaitable[object]:
+        """The next event."""
+        ...
+
+
+HOLD_S = 5.0
+"""How long another server may take until it holds a request."""
 
 Start = Callable[[Any], Call]
 """Begins the stream on one server's stub."""
@@ -45,6 +53,7 @@ class Stream:
         self._law = law
         self._resume_for_s = resume_for_s
         self._call: Call | None = None
+        self._held: Call | None = None
         self._cancelled = asyncio.Event()
         self._asked = 0
 
@@ -89,34 +98,38 @@ class Stream:
         if self._call is not None:
             raise RuntimeError("a stream can be read once")
         patience, start = Patience(self._resume_for_s), self._start
-        while True:
-            stub = self._servers.stub
-            self._call = call = start(stub)
-            try:
-                with Watch(call, self._servers.health_of(stub)) as watch:
-                    async for event in self._read(call, watch):
-                        patience.restore()
-                        yield event
-                self._law.check_end()
-                return
-            except (StreamCut, Unreachable) as cut:
-                cause: ClientError = cut
-            except grpc.aio.AioRpcError as error:
-                cause = read_error(error)
-            finally:
-                call.cancel()
-            if isinstance(cause, Unreachable | StreamCut):
-                self._servers.turn_from(stub)
-            await self._until_next_try(cause, patience)
-            if (handle := self._law.handle) is not None:
-                self._law.cut()
-                start = _resuming(handle, self._servers)
+        try:
+            while True:
+                stub = self._servers.stub
+                self._call = call = start(stub)
+                try:
+                    with self._watch(call, stub) as watch:
+                        async for event in self._read(call, watch):
+                            patience.restore()
+                            yield event
+                    self._law.check_end()
+                    return
+                except (StreamCut, Unreachable) as cut:
+                    cause: ClientError = cut
+                except grpc.aio.AioRpcError as error:
+                    cause = read_error(error)
+                finally:
+                    call.cancel()
+                if isinstance(cause, Unreachable | StreamCut):
+                    self._servers.turn_from(stub)
+                await self._until_next_try(cause, patience)
+                if (handle := self._law.handle) is not None:
+                    self._law.cut()
+                    start = _resuming(handle, self._servers)
+        finally:
+            self._let_go()
 
     async def _read(self, call: Call, watch: Watch) -> AsyncIterator[Event]:
         """The events of one connection that are new to the reader."""
         try:
             async for pb in call:
                 watch.heard()
+                self._let_go()
                 event = read_event(pb)
                 if event is not None and self._law.check(event):
                     yield event
@@ -129,6 +142,30 @@ class Stream:
             if watch.lost:
                 raise Unreachable("the server says nothing, and does not answer") from None
             raise
+
+    def _watch(self, call: Call, stub: Any) -> Watch:
+        health = self._servers.health_of(stub) if self._resume_for_s > 0 else None
+        return Watch(call, health, partial(self._hold, self._servers.after(stub)))
+
+    async def _hold(self, stub: Any) -> bool:
+        """Has this server read the rest too, until another call does; whether the old one can be left."""
+        handle = self._law.handle
+        if handle is None:
+            return True  # nobody has accepted it: it is asked anew
+        if not handle.resume_token:
+            return False
+        self._let_go()
+        self._held = held = _resuming(handle, self._servers)(stub)
+        try:
+            async with asyncio.timeout(HOLD_S):
+                return isinstance(await held.read(), generation_pb2.GenerationEvent)
+        except (grpc.aio.AioRpcError, TimeoutError):
+            return False
+
+    def _let_go(self) -> None:
+        if self._held is not None:
+            self._held.cancel()
+            self._held = None
 
     async def _until_next_try(self, cause: ClientError, patience: Patience) -> None:
         """Returns when it is time to go on, or to ask once more. Raises what ended it where that is of no use."""
