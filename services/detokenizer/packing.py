@@ -33,7 +33,8 @@ def merged(batch: TextBatch) -> TextBatch:
         return batch
     firsts = list(accumulate(batch.token_counts, initial=0))
     joined = TextBatch()
-    joined.starts, joined.finishes, joined.engine_ends = batch.starts, batch.finishes, batch.engine_ends
+    joined.starts, joined.prompts = batch.starts, batch.prompts
+    joined.finishes, joined.engine_ends = batch.finishes, batch.engine_ends
     joined.released_attempt_ids = batch.released_attempt_ids
     for sequence, rows in rows_of.items():
         joined.add_row(
@@ -48,9 +49,9 @@ def merged(batch: TextBatch) -> TextBatch:
 
 
 def split(batch: TextBatch, max_bytes: int) -> Iterator[TextBatch]:
-    """The same news in batches of about `max_bytes`: starts in the first, what ends in the last, rows between."""
+    """The same news in batches of about `max_bytes`: what begins in the first, what ends in the last, rows between."""
     piece, size, first = TextBatch(), 0, 0
-    piece.starts = batch.starts
+    piece.starts, piece.prompts = batch.starts, batch.prompts
     for row, count in enumerate(batch.token_counts):
         tokens = batch.row_tokens.get(row, ())
         piece.add_row(

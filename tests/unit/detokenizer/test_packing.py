@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.detokenizer.batch import SequenceStart, TextBatch, TextFinish
+from services.detokenizer.batch import SequencePrompt, SequenceStart, TextBatch, TextFinish
 from services.detokenizer.packing import merged, split
 from services.detokenizer.plan import TextPlan
 from services.protocol.events import FinishReason, TokenInfo
@@ -20,6 +20,7 @@ ROWS = st.lists(
 def batch_of(rows: list[tuple[int, list[int], str]]) -> TextBatch:
     batch, tokens, length = TextBatch(), dict.fromkeys(range(4), 0), dict.fromkeys(range(4), 0)
     batch.starts = [SequenceStart(sequence=1, attempt_id=1, choice=0, plan=TextPlan())]
+    batch.prompts = [SequencePrompt(1, cached_prompt_tokens=16, tokens=(TokenInfo(7, b"x"),))]
     for number, ids, text in rows:
         if ids or text:
             infos = [TokenInfo(token_id, b"") for token_id in ids if number == 3]
@@ -47,6 +48,7 @@ def test_merged_rows_join_to_the_same_with_one_row_each(rows: list[tuple[int, li
     for number in (1, 2, 3):
         assert received(number, joined) == received(number, batch)
     assert (joined.starts, joined.released_attempt_ids) == (batch.starts, batch.released_attempt_ids)
+    assert joined.prompts == batch.prompts
 
 
 @settings(max_examples=examples(40))
@@ -56,6 +58,6 @@ def test_a_batch_that_is_split_joins_to_the_same(rows: list[tuple[int, list[int]
     pieces = list(split(batch, max_bytes))
     for number in (1, 2, 3):
         assert received(number, *pieces) == received(number, batch)
-    assert pieces[0].starts == batch.starts
+    assert (pieces[0].starts, pieces[0].prompts) == (batch.starts, batch.prompts)
     assert pieces[-1].released_attempt_ids == [1]
     assert all(len(piece.sequences) <= 1 + max_bytes // 24 for piece in pieces)
