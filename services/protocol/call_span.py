@@ -8,6 +8,7 @@ from typing import TypeVar
 from services.protocol.answer import AnswerLog
 from services.protocol.events import Started
 from services.protocol.genai import (
+    NAME_CHARS_MAX,
     TIME_TO_FIRST_CHUNK,
     answer_attributes,
     failure_of,
@@ -85,5 +86,5 @@ def _of_call(call: CallPb, transport: str) -> dict[str, Value]:
     if not isinstance(call, generation_pb2.ResumeRequest):
         attributes |= request_attributes(call)
     if call.request_id:
-        attributes["tailrace.request.id"] = call.request_id
+        attributes["tailrace.request.id"] = call.request_id[:NAME_CHARS_MAX]
     return attributes

@@ -18,7 +18,11 @@ TIME_TO_FIRST_TOKEN = "gen_ai.server.time_to_first_token"
 """Inside: seconds from the request's entry in the ledger to its first output there."""
 TIME_PER_OUTPUT_TOKEN = "gen_ai.server.time_per_output_token"
 
-_SAMPLING = ("temperature", "top_p", "frequency_penalty", "presence_penalty", "seed")
+NAME_CHARS_MAX = 128
+"""Of what a caller calls its model and its request, before anybody has found it valid."""
+
+_SAMPLING = ("temperature", "top_p", "frequency_penalty", "presence_penalty")
+_INT_MAX = (1 << 63) - 1
 _CHAT, _COMPLETION = "chat", "text_completion"
 
 
@@ -39,13 +43,16 @@ def request_attributes(
         "gen_ai.request.stream": options.delivery != generation_pb2.DELIVERY_WHOLE,
     }
     if request.model:
-        attributes["gen_ai.request.model"] = request.model
+        attributes["gen_ai.request.model"] = request.model[:NAME_CHARS_MAX]
     if options.HasField("n"):
         attributes["gen_ai.request.choice.count"] = options.n
     if options.stopping.HasField("max_tokens"):
         attributes["gen_ai.request.max_tokens"] = options.stopping.max_tokens
     sampling = options.sampling
     attributes |= {f"gen_ai.request.{name}": getattr(sampling, name) for name in _SAMPLING if sampling.HasField(name)}
+    if sampling.HasField("seed"):
+        # Theirs are signed integers, seeds are not.
+        attributes["gen_ai.request.seed"] = sampling.seed if sampling.seed <= _INT_MAX else str(sampling.seed)
     if sampling.top_k > 0:
         attributes["gen_ai.request.top_k"] = sampling.top_k
     return attributes

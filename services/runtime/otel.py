@@ -14,16 +14,18 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from opentelemetry import trace as api
-from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
-from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.sdk.trace.sampling import Decision, TraceIdRatioBased
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace.status import Status, StatusCode
 
 from services.runtime.clock import Clock
 from services.runtime.log import Logger
-from services.runtime.trace import NONE, Attributes, Kind, Span, TraceContext
+from services.runtime.trace import NONE, Attributes, Kind, Span, TraceContext, Value
 
 EXPORT_DELAY_MS = 1000
 BATCH_SPANS = 128
@@ -40,12 +42,19 @@ _KINDS = {
     Kind.CONSUMER: api.SpanKind.CONSUMER,
 }
 
+_SAMPLED = api.TraceFlags(api.TraceFlags.SAMPLED)
+_UNSET, _FAILED = Status(), Status(StatusCode.ERROR)
+
 CountSpans = Callable[[str, int], None]
 """Told how many spans were "exported" or "failed"."""
 
 
 class OtelTracer:
-    """One process's spans, sent to `endpoint`; of traces that begin here, `sample_ratio` are recorded."""
+    """One process's spans, sent to `endpoint`; of traces that begin here, `sample_ratio` are recorded.
+
+    A caller's trace is recorded where its flags say so. Spans are made whole, at their ends: the library's own, which
+    may be written to from any thread at any time, cost several times as much.
+    """
 
     def __init__(
         self,
@@ -59,26 +68,28 @@ class OtelTracer:
         unix_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._exporter = _Exporter(endpoint, log, count)
-        self._provider = TracerProvider(
-            sampler=ParentBased(TraceIdRatioBased(sample_ratio)),
-            resource=Resource.create(dict(resource)),
-            shutdown_on_exit=False,
+        self._processor = BatchSpanProcessor(
+            self._exporter,
+            max_queue_size=QUEUE_SPANS,
+            schedule_delay_millis=EXPORT_DELAY_MS,
+            max_export_batch_size=BATCH_SPANS,
         )
-        self._provider.add_span_processor(
-            BatchSpanProcessor(
-                self._exporter,
-                max_queue_size=QUEUE_SPANS,
-                schedule_delay_millis=EXPORT_DELAY_MS,
-                max_export_batch_size=BATCH_SPANS,
-            )
-        )
-        self._tracer = self._provider.get_tracer("tailrace", resource.get("service.version"))
+        self._sampler = TraceIdRatioBased(sample_ratio)
+        self._resource = Resource.create(dict(resource))
+        self._scope = InstrumentationScope("tailrace", resource.get("service.version"))
+        self._ids = RandomIdGenerator()
         self._clock = clock
         self._unix_ns = unix_ns
 
     def door(self, name: str, caller: TraceContext | None, at: float) -> Span | None:
         """A caller's call."""
-        return self._begun(name, caller, at, Kind.SERVER, NONE, ())
+        if caller is not None:
+            return self.begin(name, caller, at, kind=Kind.SERVER)
+        trace_id = self._ids.generate_trace_id()
+        if self._sampler.should_sample(None, trace_id, name).decision is not Decision.RECORD_AND_SAMPLE:
+            return None
+        root = api.SpanContext(trace_id, 0, is_remote=False, trace_flags=_SAMPLED)
+        return OtelSpan(self, self._origin_ns(), name, root, at, Kind.SERVER, NONE, ())
 
     def begin(
         self,
@@ -91,7 +102,45 @@ class OtelTracer:
         links: Sequence[TraceContext] = (),
     ) -> Span | None:
         """What this process does for another one."""
-        return None if parent is None else self._begun(name, parent, at, kind, attributes, links)
+        if parent is None or not parent.flags & _SAMPLED:
+            return None
+        return OtelSpan(self, self._origin_ns(), name, _span_context(parent), at, kind, attributes, links)
+
+    def new_span_id(self) -> int:
+        """For a span that begins."""
+        return self._ids.generate_span_id()
+
+    def send(
+        self,
+        name: str,
+        context: api.SpanContext,
+        parent: api.SpanContext,
+        kind: Kind,
+        attributes: Attributes,
+        events: Sequence[Event],
+        links: Sequence[TraceContext],
+        start_ns: int,
+        end_ns: int,
+        *,
+        failed: bool,
+    ) -> None:
+        """Takes a span that is over."""
+        self._processor.on_end(
+            ReadableSpan(
+                name,
+                context,
+                parent if parent.span_id else None,
+                self._resource,
+                attributes,
+                events,
+                [api.Link(_span_context(link)) for link in links],
+                _KINDS[kind],
+                status=_FAILED if failed else _UNSET,
+                start_time=start_ns,
+                end_time=end_ns,
+                instrumentation_scope=self._scope,
+            )
+        )
 
     async def close(self) -> None:
         """Sends what is left, for a moment; a collector that isn't there holds nobody up."""
@@ -99,7 +148,7 @@ class OtelTracer:
         closed: asyncio.Future[None] = loop.create_future()
 
         def close() -> None:
-            self._provider.shutdown()
+            self._processor.shutdown()  # type: ignore[no-untyped-call]  # the library's
             with suppress(RuntimeError):  # the loop has not waited
                 loop.call_soon_threadsafe(closed.set_result, None)
 
@@ -109,65 +158,55 @@ class OtelTracer:
             self._exporter.abandon()
             await asyncio.wait((closed,), timeout=FLUSH_TIMEOUT_S)
 
-    def _begun(
-        self,
-        name: str,
-        parent: TraceContext | None,
-        at: float,
-        kind: Kind,
-        attributes: Attributes,
-        links: Sequence[TraceContext],
-    ) -> Span | None:
-        # A request's moments are placed on the calendar by one look at it, so that its spans fit together.
-        origin_ns = self._unix_ns() - round(self._clock.now() * 1e9)
-        begun = OtelSpan(self._tracer, origin_ns, name, _as_parent(parent), at, kind, attributes, links)
-        return begun if begun.recorded else None
+    def _origin_ns(self) -> int:
+        """A request's moments are placed on the calendar by one look at it, so that its spans fit together."""
+        return self._unix_ns() - round(self._clock.now() * 1e9)
 
 
 class OtelSpan:
     """A span that goes on."""
 
-    __slots__ = ("_origin_ns", "_span", "_tracer")
+    __slots__ = (
+        "_attributes", "_events", "_kind", "_links", "_name", "_origin_ns", "_parent", "_span", "_start", "_tracer",
+    )  # fmt: skip
 
     def __init__(
         self,
-        tracer: api.Tracer,
+        tracer: OtelTracer,
         origin_ns: int,
         name: str,
-        parent: api.Span,
-        at: float,
+        parent: api.SpanContext,
+        start: float,
         kind: Kind,
         attributes: Attributes,
         links: Sequence[TraceContext],
     ) -> None:
         self._tracer = tracer
         self._origin_ns = origin_ns
-        self._span = tracer.start_span(
-            name,
-            api.set_span_in_context(parent, Context()),
-            _KINDS[kind],
-            attributes,
-            [api.Link(_span_context(link)) for link in links],
-            self._unix_ns(at),
-        )
+        self._name = name
+        self._parent = parent
+        self._start = start
+        self._kind = kind
+        self._attributes: dict[str, Value] = dict(attributes)
+        self._links = links
+        self._events: list[Event] = []
+        self._span = api.SpanContext(
+            parent.trace_id, tracer.new_span_id(), is_remote=False, trace_flags=parent.trace_flags,
+            trace_state=parent.trace_state,
+        )  # fmt: skip
 
     @property
     def context(self) -> TraceContext:
         """What it is to others."""
-        return _context_of(self._span.get_span_context())
-
-    @property
-    def recorded(self) -> bool:
-        """Whether anybody will see it."""
-        return self._span.is_recording()
+        return _context_of(self._span)
 
     def named(self, name: str) -> None:
         """Its name is known now."""
-        self._span.update_name(name)
+        self._name = name
 
     def set(self, attributes: Attributes) -> None:
         """More is known of it."""
-        self._span.set_attributes(attributes)
+        self._attributes.update(attributes)
 
     def begin(
         self,
@@ -194,15 +233,18 @@ class OtelSpan:
 
     def event(self, name: str, at: float, attributes: Attributes = NONE) -> None:
         """Something happened meanwhile."""
-        self._span.add_event(name, attributes, self._unix_ns(at))
+        self._events.append(Event(name, attributes, self._unix_ns(at)))
 
     def end(self, at: float, attributes: Attributes = NONE, *, error: str = "") -> None:
         """It is over."""
         self.set(attributes)
         if error:
-            self._span.set_attribute("error.type", error)
-            self._span.set_status(api.StatusCode.ERROR)
-        self._span.end(self._unix_ns(at))
+            self._attributes["error.type"] = error
+        start_ns, end_ns = self._unix_ns(self._start), self._unix_ns(at)
+        self._tracer.send(
+            self._name, self._span, self._parent, self._kind, self._attributes, self._events, self._links,
+            start_ns, end_ns, failed=bool(error),
+        )  # fmt: skip
 
     def _unix_ns(self, moment: float) -> int:
         return self._origin_ns + round(moment * 1e9)
@@ -253,10 +295,6 @@ class _Complaint(logging.Filter):
         """No line."""
         self.text = record.getMessage()
         return False
-
-
-def _as_parent(context: TraceContext | None) -> api.Span:
-    return api.INVALID_SPAN if context is None else api.NonRecordingSpan(_span_context(context))
 
 
 def _span_context(context: TraceContext) -> api.SpanContext:
