@@ -1,6 +1,6 @@
 """What a step costs on this CPU, by engine and weights format: decodes at several batch sizes and contexts, prefills.
 
-    python -m bench.cpu_step [--rounds 5] [--engines int8,fp32,torch]
+    python -m bench.cpu_step [--rounds 5] [--engines int8,int4,bf16,fp32,torch]
 
 Engines take turns within a round, so that what else the machine does falls on all of them; each figure is the median
 over rounds, and the ratio is that of the medians. Beside wall time stands the CPU time of all threads, which other
@@ -125,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Prints the table and writes the figures."""
     parser = argparse.ArgumentParser(prog="python -m bench.cpu_step", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="measured rounds (default: 5)")
-    parser.add_argument("--engines", default="int8,fp32,torch", help="by comma; the last is the baseline")
+    parser.add_argument("--engines", default="int8,int4,bf16,fp32,torch", help="by comma; the last is the baseline")
     options = parser.parse_args(argv)
     described = machine()
     names, model = options.engines.split(","), model_directory(None)

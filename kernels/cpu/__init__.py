@@ -9,6 +9,7 @@ from __future__ import annotations
 from kernels.cpu.library import (
     HEAD_DIM_MAX,
     Activation,
+    Bf16Array,
     FloatArray,
     Format,
     LibraryMissing,
@@ -24,6 +25,7 @@ __all__ = [
     "HEAD_DIM_MAX",
     "Activation",
     "Batch",
+    "Bf16Array",
     "CpuModel",
     "FloatArray",
     "Format",

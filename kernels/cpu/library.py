@@ -19,6 +19,8 @@ BUILD_FOLDER = _HERE.parents[1] / "build" / "kernels"
 _PLACES = (_HERE, BUILD_FOLDER)  # an installed package; a checkout after `make kernels`
 
 FloatArray = np.ndarray[Any, np.dtype[np.float32]]
+Bf16Array = np.ndarray[Any, np.dtype[np.uint16]]
+"""bf16 by its bits, which numpy has no type for."""
 IntArray = np.ndarray[Any, np.dtype[np.int32]]
 Pointer = ctypes.c_void_p
 
@@ -28,14 +30,22 @@ class LibraryMissing(Exception):
 
 
 class Format(IntEnum):
-    """How weights, or keys and values, are stored.
+    """How weights, or keys and values, are stored; what is summed is fp32 or exact integers in each.
 
-    FP32: exactly. INT8: weights as 8 bits with a scale per 32 and 16-bit inputs, keys and values with a scale per token
-    and head.
+    FP32: exactly. BF16: rounded to that, and multiplied by fp32 inputs. INT8: weights as 8 bits with a scale per 32 and
+    16-bit inputs, keys and values with a scale per token and head. INT4: weights as 4 bits with a scale and a least
+    value per 32, the head as INT8.
     """
 
     FP32 = 0
     INT8 = 1
+    BF16 = 2
+    INT4 = 3
+
+    @property
+    def kv(self) -> Format:
+        """How keys and values are stored beside such weights: FP32 and INT8 are all there is for them."""
+        return Format.INT8 if self in (Format.INT8, Format.INT4) else Format.FP32
 
 
 class Activation(IntEnum):
@@ -120,6 +130,18 @@ class CBatch(ctypes.Structure):
     )
 
 
+class CAttentionSizes(ctypes.Structure):
+    """tailrace_attention_sizes."""
+
+    _fields_ = (
+        *(
+            (name, ctypes.c_int32)
+            for name in ("known", "rows", "heads", "kv_heads", "head_dim", "block_size", "window")
+        ),
+        *((name, ctypes.c_float) for name in ("scale", "soft_cap")),
+    )
+
+
 def open_engine(shape: Shape, kernels: str, threads: int) -> Pointer:
     """A new engine; raises LibraryMissing, ValueError for a shape that can't be computed, MemoryError."""
     library = load_library()
@@ -188,7 +210,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "has": (_INT, [_TEXT]),
     "open": (Pointer, [ctypes.POINTER(CShape), _TEXT, _INT]),
     "close": (None, [Pointer]),
-    "put": (_INT, [Pointer, _INT, _INT, Pointer, _LONG]),
+    "put": (_INT, [Pointer, _INT, _INT, Pointer, _INT, _LONG]),
     "weight_bytes": (_LONG, [Pointer]),
     "page_bytes": (_LONG, [_TEXT, _INT, _INT, _INT]),
     "logits_stride": (ctypes.c_int32, [Pointer]),
@@ -197,6 +219,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "rms_norm": (_INT, [_TEXT, Pointer, Pointer, ctypes.c_float, _INT, _INT, Pointer]),
     "gate": (_INT, [_TEXT, _INT, Pointer, Pointer, _INT, Pointer]),
     "largest": (_INT, [_TEXT, Pointer, _INT, Pointer, Pointer]),
+    "attention": (_INT, [_TEXT, _INT, ctypes.POINTER(CAttentionSizes), Pointer, Pointer, Pointer, Pointer]),
 }
 
 

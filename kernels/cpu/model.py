@@ -11,7 +11,18 @@ from itertools import accumulate, chain
 
 import numpy as np
 
-from kernels.cpu.library import CBatch, FloatArray, IntArray, Shape, best_kernels, check, load_library, open_engine
+from kernels.cpu.library import (
+    Bf16Array,
+    CBatch,
+    FloatArray,
+    Format,
+    IntArray,
+    Shape,
+    best_kernels,
+    check,
+    load_library,
+    open_engine,
+)
 
 
 class Part(IntEnum):
@@ -67,6 +78,9 @@ class StepResult:
     scored_logits: FloatArray
 
 
+_GIVEN = {np.dtype(np.float32): Format.FP32, np.dtype(np.uint16): Format.BF16}
+
+
 class CpuModel:
     """A model and its cache, in memory of the library; freed with this object."""
 
@@ -87,11 +101,12 @@ class CpuModel:
         """What the packed weights take."""
         return int(self._library.tailrace_weight_bytes(self._engine))
 
-    def put(self, part: Part, numbers: FloatArray, layer: int = 0) -> None:
+    def put(self, part: Part, numbers: FloatArray | Bf16Array, layer: int = 0) -> None:
         """Packs one part; the array isn't kept. Raises ValueError when its size doesn't fit the shape."""
-        if numbers.dtype != np.float32 or not numbers.flags.c_contiguous:
-            raise ValueError(f"{part.name} must be contiguous fp32 numbers")
-        check(self._library.tailrace_put(self._engine, part, layer, numbers.ctypes.data, numbers.size))
+        given = _GIVEN.get(numbers.dtype)
+        if given is None or not numbers.flags.c_contiguous:
+            raise ValueError(f"{part.name} must be contiguous numbers, fp32 or the bits of bf16")
+        check(self._library.tailrace_put(self._engine, part, layer, numbers.ctypes.data, given, numbers.size))
 
     def step(self, batch: Batch) -> StepResult:
         """Computes all rows and writes their keys and values; raises ValueError for a batch that can't be right."""

@@ -15,6 +15,17 @@ struct Fp32Step {
   static vf add(vf sum, vf w, vf x) { return fma(w, x, sum); }
 };
 
+// bf16 weights, widened on their way: what is summed, and in which order, is what fp32 weights would give.
+struct Bf16Step {
+  typedef float X;
+  typedef vf Sum;
+  static constexpr int kValues = 1;
+  static constexpr int kBytes = 2 * kLanes;
+  static vf weights(const uint8_t* w) { return load_bf16((const uint16_t*)w); }
+  static vf input(const float* x) { return splat(*x); }
+  static vf add(vf sum, vf w, vf x) { return fma(w, x, sum); }
+};
+
 // int8 weights, 16-bit inputs, exact 32-bit sums: a step is a pair of values and kLanes pairs of weights.
 struct Int8Step {
   typedef int16_t X;
@@ -27,6 +38,21 @@ struct Int8Step {
     std::memcpy(&pair, x, sizeof pair);
     return splat_bits(pair);
   }
+  static vi add(vi sum, vs w, vi x) { return dot_pairs(sum, w, x); }
+};
+
+// The same of weights that lie there as 16 bits.
+struct WideStep {
+  typedef int16_t X;
+  typedef vi Sum;
+  static constexpr int kValues = 2;
+  static constexpr int kBytes = 4 * kLanes;
+  static vs weights(const uint8_t* w) {
+    vs v;
+    std::memcpy(&v, w, sizeof v);
+    return v;
+  }
+  static vi input(const int16_t* x) { return Int8Step::input(x); }
   static vi add(vi sum, vs w, vi x) { return dot_pairs(sum, w, x); }
 };
 

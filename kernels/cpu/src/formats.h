@@ -14,19 +14,22 @@ constexpr int kAttentionRows = 48;
 // The widest head.
 constexpr int kHeadMax = 256;
 
-enum Format : int { kFp32 = 0, kInt8 = 1, kFormats = 2 };
+enum Format : int { kFp32 = 0, kInt8 = 1, kBf16 = 2, kInt4 = 3, kFormats = 4 };
+constexpr int kKvFormats = 2;  // the first two: keys and values have no others
 enum Activation : int { kSilu = 0, kGeluTanh = 1, kActivations = 2 };
 
 // static: a function shared between files could be one that was compiled for another instruction set.
 static constexpr int round_up(int value, int unit) { return (value + unit - 1) / unit * unit; }
+static constexpr bool has_integer_weights(Format format) { return format == kInt8 || format == kInt4; }
 
-// The inputs of a product, one row per token. The exact format reads `values`; the integer formats read `q`, 16 bits
-// each, of which one unit is worth `scales[column / kGroup]`. `columns` is a multiple of kGroup; what a layer doesn't
-// have is 0.
+// The inputs of a product, one row per token. fp32 and bf16 weights are multiplied by `values`; integer weights by `q`,
+// 16 bits each, of which one unit is worth `scales[column / kGroup]`. `columns` is a multiple of kGroup; what a layer
+// doesn't have is 0.
 struct Rows {
   float* values;
   int16_t* q;
   float* scales;
+  float* totals;  // int4 only: what the inputs of a group are worth together
   int columns;
 };
 
@@ -97,10 +100,10 @@ struct Kernels {
                              float* to, ptrdiff_t stride);
   // residual += RMSNorm(x), n values padded with zeros to `padded`.
   void (*add_normed)(const float* x, const float* weight, float eps, int n, int padded, float* residual);
-  KvLayout (*kv_layout[kFormats])(int block_size, int head_dim);
-  void (*place[kFormats])(const KvLayout& kv, const Placing& placing);
-  size_t (*attention_scratch[kFormats])(const KvLayout& kv, int rows);
-  void (*attend[kFormats])(const KvLayout& kv, const Attending& attending);
+  KvLayout (*kv_layout[kKvFormats])(int block_size, int head_dim);
+  void (*place[kKvFormats])(const KvLayout& kv, const Placing& placing);
+  size_t (*attention_scratch[kKvFormats])(const KvLayout& kv, int rows);
+  void (*attend[kKvFormats])(const KvLayout& kv, const Attending& attending);
   // x = cap * tanh(x / cap)
   void (*soft_cap)(float* x, int n, float cap);
   // The first largest of n values; NaN when one of them is NaN.

@@ -23,6 +23,17 @@ struct Int8Inputs {
   }
 };
 
+struct Int4Inputs {
+  static void put(Rows& out, int row, int column, const vf (&v)[kGroupVectors]) {
+    const ptrdiff_t at = (ptrdiff_t)row * out.columns + column;
+    const float unit = quantize_group(v, out.q + at);
+    int32_t total = 0;
+    for (int i = 0; i < kGroup; i++) total += out.q[at + i];
+    out.scales[at / kGroup] = unit;
+    out.totals[at / kGroup] = unit * (float)total;
+  }
+};
+
 struct Fp32Inputs {
   static void put(Rows& out, int row, int column, const vf (&v)[kGroupVectors]) {
     float* to = out.values + (ptrdiff_t)row * out.columns + column;

@@ -11,19 +11,18 @@
 #include "cache.h"
 #include "attention.h"
 
-// A row of the table for both formats.
-#define TAILRACE_BOTH(FUNCTION, FP32, INT8) {FUNCTION<FP32>, FUNCTION<INT8>}
+// Rows of the table: for the formats of keys and values, and for those of weights.
+#define TAILRACE_KV(FUNCTION) {FUNCTION<Fp32Step>, FUNCTION<Int8Step>}
+#define TAILRACE_WEIGHTS(FUNCTION, FP32, INT8, BF16, INT4) {FUNCTION<FP32>, FUNCTION<INT8>, FUNCTION<BF16>, FUNCTION<INT4>}
 
-#define TAILRACE_KERNELS(NAME)                                                          \
-  {                                                                                     \
-    NAME, kLanes,                                                                       \
-    TAILRACE_BOTH(product, Fp32Product, Int8Product),                                   \
-    TAILRACE_BOTH(inputs, Fp32Inputs, Int8Inputs),                                      \
-    TAILRACE_BOTH(normed_inputs, Fp32Inputs, Int8Inputs),                               \
-    store_panel, add_panel, {gate_panel<Silu>, gate_panel<GeluTanh>}, add_normed,       \
-    TAILRACE_BOTH(kv_layout, Fp32Step, Int8Step),                                       \
-    TAILRACE_BOTH(place, Fp32Step, Int8Step),                                           \
-    TAILRACE_BOTH(attention_scratch, Fp32Step, Int8Step),                               \
-    TAILRACE_BOTH(attend, Fp32Step, Int8Step),                                          \
-    soft_cap, largest_of                                                                \
+#define TAILRACE_KERNELS(NAME)                                                             \
+  {                                                                                        \
+    NAME, kLanes,                                                                          \
+    TAILRACE_WEIGHTS(product, Fp32Product, Int8Product, Bf16Product, Int4Product),         \
+    TAILRACE_WEIGHTS(inputs, Fp32Inputs, Int8Inputs, Fp32Inputs, Int4Inputs),              \
+    TAILRACE_WEIGHTS(normed_inputs, Fp32Inputs, Int8Inputs, Fp32Inputs, Int4Inputs),       \
+    store_panel, add_panel, {gate_panel<Silu>, gate_panel<GeluTanh>}, add_normed,          \
+    TAILRACE_KV(kv_layout), TAILRACE_KV(place),                                            \
+    TAILRACE_KV(attention_scratch), TAILRACE_KV(attend),                                   \
+    soft_cap, largest_of                                                                   \
   }

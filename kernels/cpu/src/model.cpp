@@ -3,8 +3,6 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "packing.h"
-
 namespace tailrace {
 namespace {
 
@@ -33,8 +31,8 @@ const tailrace_shape& checked(const tailrace_shape& s) {
     require(s.layer_windows[layer] >= 0, "a window must be 0 or more");
   }
   require(s.activation >= 0 && s.activation < kActivations, "there is no activation " + std::to_string(s.activation));
-  for (int32_t format : {s.weights_format, s.kv_format})
-    require(format >= 0 && format < kFormats, "there is no format " + std::to_string(format));
+  require(s.weights_format >= 0 && s.weights_format < kFormats, "there is no format " + std::to_string(s.weights_format));
+  require(s.kv_format >= 0 && s.kv_format < kKvFormats, "keys and values have no format " + std::to_string(s.kv_format));
   return s;
 }
 
@@ -71,23 +69,24 @@ void Model::lay_out(Cursor& cursor) {
   const auto vector = [&](int size, bool present) { return present ? cursor.take<float>(size) : nullptr; };
   for (Layer& layer : layers) {
     layer.attention_norm = vector(hidden, true);
-    layer.qkv = linear(cursor, shape.hidden_size, (shape.heads + 2 * shape.kv_heads) * head, shape.qkv_bias);
+    layer.qkv = linear(cursor, format, shape.hidden_size, (shape.heads + 2 * shape.kv_heads) * head, shape.qkv_bias);
     layer.query_norm = vector(head, shape.qk_norm);
     layer.key_norm = vector(head, shape.qk_norm);
-    layer.out = linear(cursor, shape.heads * head, shape.hidden_size, shape.attention_out_bias);
+    layer.out = linear(cursor, format, shape.heads * head, shape.hidden_size, shape.attention_out_bias);
     layer.out_norm = vector(hidden, shape.sandwich_norms);
     layer.feed_forward_norm = vector(hidden, true);
-    layer.gate_up = linear(cursor, shape.hidden_size, 2 * intermediate, shape.mlp_bias);
-    layer.down = linear(cursor, shape.intermediate_size, shape.hidden_size, shape.mlp_bias);
+    layer.gate_up = linear(cursor, format, shape.hidden_size, 2 * intermediate, shape.mlp_bias);
+    layer.down = linear(cursor, format, shape.intermediate_size, shape.hidden_size, shape.mlp_bias);
     layer.feed_forward_out_norm = vector(hidden, shape.sandwich_norms);
   }
   final_norm = cursor.take<float>(hidden);
-  this->head = linear(cursor, shape.hidden_size, shape.vocab_size, false);
+  // Each error of the head is an error of a logit: it keeps 8 bits.
+  this->head = linear(cursor, format == kInt4 ? kInt8 : format, shape.hidden_size, shape.vocab_size, false);
 }
 
-Linear Model::linear(Cursor& cursor, int inputs, int outputs, bool bias) {
+Linear Model::linear(Cursor& cursor, Format stored, int inputs, int outputs, bool bias) {
   const int width = 2 * kernels.lanes;
-  Linear linear{nullptr, nullptr, inputs, outputs, round_up(outputs, width) / width, panel_bytes(format, inputs, kernels.lanes)};
+  Linear linear{stored, nullptr, nullptr, inputs, outputs, round_up(outputs, width) / width, panel_bytes(stored, inputs, kernels.lanes)};
   linear.panels = cursor.take<uint8_t>(linear.count * linear.bytes);
   if (bias) linear.bias = cursor.take<float>(linear.count * width);
   return linear;
@@ -120,7 +119,7 @@ Model::Place Model::place_of(tailrace_part part, int layer_number) {
   return {nullptr, nullptr, 0};
 }
 
-void Model::put(tailrace_part part, int layer, const float* numbers, int64_t count) {
+void Model::put(tailrace_part part, int layer, const Numbers& numbers, int64_t count) {
   require(layer >= 0 && layer < shape.layers, "there is no layer " + std::to_string(layer));
   if (part == TAILRACE_EMBEDDING) return put_embedding(numbers, count);
   const Place place = place_of(part, layer);
@@ -135,11 +134,11 @@ void Model::put(tailrace_part part, int layer, const float* numbers, int64_t cou
     return;
   }
   for (int panel = 0; panel * width < place.outputs; panel++)
-    pack_panel(format, kernels.lanes, numbers, place.linear->inputs, place.outputs, panel * width,
+    pack_panel(place.linear->format, kernels.lanes, numbers, place.linear->inputs, place.outputs, panel * width,
                place.linear->panels + (panel * place.every + place.first) * place.linear->bytes);
 }
 
-void Model::put_embedding(const float* numbers, int64_t count) {
+void Model::put_embedding(const Numbers& numbers, int64_t count) {
   require(count == (int64_t)shape.vocab_size * shape.hidden_size, "the embedding doesn't have the shape's size");
   for (int64_t i = 0; i < count; i++) {
     if (exact_embedding_) exact_embedding_[i] = numbers[i];

@@ -5,12 +5,14 @@
 
 #include "formats.h"
 #include "memory.h"
+#include "packing.h"
 #include "tailrace_cpu.h"
 
 namespace tailrace {
 
 // A weight matrix cut into panels. `bias` holds zeros where the model has none, and is null where no layer of its kind has.
 struct Linear {
+  Format format;
   uint8_t* panels;
   float* bias;
   int inputs, outputs;
@@ -28,8 +30,8 @@ class Model {
   // Throws std::invalid_argument for sizes that can't be computed.
   Model(const tailrace_shape& shape, const Kernels& kernels);
 
-  // Takes a matrix or vector of fp32 numbers, row after row. Throws std::invalid_argument when it doesn't fit.
-  void put(tailrace_part part, int layer, const float* numbers, int64_t count);
+  // Takes a matrix or vector, row after row. Throws std::invalid_argument when it doesn't fit.
+  void put(tailrace_part part, int layer, const Numbers& numbers, int64_t count);
 
   uint8_t* pages(int layer, int kv_head) const {
     return cache_.data() + ((size_t)layer * shape.kv_heads + kv_head) * kv.bytes;
@@ -40,7 +42,7 @@ class Model {
 
   const tailrace_shape shape;
   const Kernels& kernels;
-  const Format format, kv_format;
+  const Format format, kv_format;  // of the layers; the head may have another
   const KvLayout kv;
   const int hidden, intermediate, attended, joined;  // widths of a row, padded: residual, feed-forward, heads, q|k|v
   const std::vector<float> frequencies, gains;  // of each way of turning
@@ -52,7 +54,7 @@ class Model {
 
  private:
   void lay_out(Cursor& cursor);
-  Linear linear(Cursor& cursor, int inputs, int outputs, bool bias);
+  Linear linear(Cursor& cursor, Format format, int inputs, int outputs, bool bias);
   // Where a part goes: into every `every`th panel of a matrix or a bias, from panel `first` on.
   struct Place {
     Linear* linear;
@@ -67,7 +69,7 @@ class Model {
     return {nullptr, linear.bias, outputs, every, first};
   }
   Place place_of(tailrace_part part, int layer);
-  void put_embedding(const float* numbers, int64_t count);
+  void put_embedding(const Numbers& numbers, int64_t count);
 
   uint16_t* embedding_ = nullptr;  // bf16
   float* exact_embedding_ = nullptr;

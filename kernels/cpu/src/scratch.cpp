@@ -5,14 +5,15 @@
 namespace tailrace {
 namespace {
 
-Rows take_rows(Cursor& cursor, const Model& model, int rows, int columns) {
-  Rows taken{nullptr, nullptr, nullptr, columns};
+Rows take_rows(Cursor& cursor, Format format, int rows, int columns) {
+  Rows taken{nullptr, nullptr, nullptr, nullptr, columns};
   const size_t count = (size_t)rows * columns;
-  if (model.format == kFp32) {
-    taken.values = cursor.take<float>(count);
-  } else {
+  if (has_integer_weights(format)) {
     taken.q = cursor.take<int16_t>(count);
     taken.scales = cursor.take<float>(count / kGroup);
+    if (format == kInt4) taken.totals = cursor.take<float>(count / kGroup);
+  } else {
+    taken.values = cursor.take<float>(count);
   }
   return taken;
 }
@@ -47,10 +48,10 @@ void Scratch::lay_out(Cursor& cursor) {
   cosines = cursor.take<float>(angles);
   sines = cursor.take<float>(angles);
   if (model_.shape.sandwich_norms) block = cursor.take<float>(rows * model_.hidden);
-  narrow = take_rows(cursor, model_, rows_, model_.hidden);
-  heads = take_rows(cursor, model_, rows_, model_.attended);
-  wide = take_rows(cursor, model_, rows_, model_.intermediate);
-  last = take_rows(cursor, model_, wanted_, model_.hidden);
+  narrow = take_rows(cursor, model_.format, rows_, model_.hidden);
+  heads = take_rows(cursor, model_.format, rows_, model_.attended);
+  wide = take_rows(cursor, model_.format, rows_, model_.intermediate);
+  last = take_rows(cursor, model_.head.format, wanted_, model_.hidden);
 }
 
 }  // namespace tailrace

@@ -107,7 +107,7 @@ void Step::head() {
   const int stride = round_up(m_.shape.vocab_size, kGroup);
   pool_.each(b_.wanted, [&](int i, int) {
     const float* residual = s_.residual + (size_t)b_.wanted_rows[i] * m_.hidden;
-    k_.normed_inputs[m_.format](residual, m_.final_norm, m_.shape.norm_eps, m_.shape.hidden_size, s_.last, i);
+    k_.normed_inputs[m_.head.format](residual, m_.final_norm, m_.shape.norm_eps, m_.shape.hidden_size, s_.last, i);
   });
   each_part(m_.head.count, [&](Range panels) {
     multiply(m_.head, s_.last, {0, b_.wanted}, panels, [&](int panel, int row, int rows, const float* out) {
@@ -231,7 +231,7 @@ void Step::multiply(const Linear& linear, const Rows& inputs, Range rows, Range 
   for (int row = rows.first; row < rows.end; row += kBlockRows) {
     const int n = std::min(kBlockRows, rows.end - row);
     for (int panel = panels.first; panel < panels.end; panel++) {
-      k_.product[m_.format](inputs, row, n, linear.panels + panel * linear.bytes, out);
+      k_.product[linear.format](inputs, row, n, linear.panels + panel * linear.bytes, out);
       finish(panel, row, n, out);
     }
   }

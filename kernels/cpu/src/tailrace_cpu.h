@@ -6,7 +6,8 @@
 extern "C" {
 #endif
 
-typedef enum { TAILRACE_FP32 = 0, TAILRACE_INT8 = 1 } tailrace_format;
+// Keys and values have the first two alone. With int4 the head keeps 8 bits.
+typedef enum { TAILRACE_FP32 = 0, TAILRACE_INT8 = 1, TAILRACE_BF16 = 2, TAILRACE_INT4 = 3 } tailrace_format;
 
 typedef enum { TAILRACE_SILU = 0, TAILRACE_GELU_TANH = 1 } tailrace_activation;
 
@@ -61,7 +62,9 @@ int64_t tailrace_page_bytes(const char* kernels, tailrace_format format, int blo
 
 tailrace_engine* tailrace_open(const tailrace_shape* shape, const char* kernels, int threads);
 void tailrace_close(tailrace_engine* engine);
-int tailrace_put(tailrace_engine* engine, tailrace_part part, int layer, const float* numbers, int64_t count);
+// `numbers` are fp32 or bf16, as `given` says, whatever the weights are packed as.
+int tailrace_put(tailrace_engine* engine, tailrace_part part, int layer, const void* numbers, tailrace_format given,
+                 int64_t count);
 int64_t tailrace_weight_bytes(const tailrace_engine* engine);
 int32_t tailrace_logits_stride(const tailrace_engine* engine);
 int tailrace_step(tailrace_engine* engine, const tailrace_batch* batch);
@@ -72,6 +75,17 @@ int tailrace_product(const char* kernels, tailrace_format format, const float* x
 int tailrace_rms_norm(const char* kernels, const float* x, const float* weight, float eps, int rows, int columns, float* out);
 int tailrace_gate(const char* kernels, tailrace_activation activation, const float* gate, const float* up, int count, float* out);
 int tailrace_largest(const char* kernels, const float* x, int count, int32_t* where, float* value);
+
+// A sequence of `known` positions, the last `rows` of which attend to what they see.
+typedef struct {
+  int32_t known, rows, heads, kv_heads, head_dim, block_size;
+  int32_t window;        // as in tailrace_shape
+  float scale, soft_cap;
+} tailrace_attention_sizes;
+
+// query and out (rows, heads, head_dim), keys and values (known, kv_heads, head_dim)
+int tailrace_attention(const char* kernels, tailrace_format format, const tailrace_attention_sizes* sizes, const float* query,
+                       const float* keys, const float* values, float* out);
 
 #ifdef __cplusplus
 }

@@ -27,12 +27,12 @@ from services.scheduler.model.config import ModelConfig
 from services.scheduler.model.config_json import read_config
 from services.scheduler.model.packed import pack_weights, shape_of
 
-FORMATS = {"fp32": Format.FP32, "int8": Format.INT8}
+FORMATS = {"int8": Format.INT8, "int4": Format.INT4, "bf16": Format.BF16, "fp32": Format.FP32}
 
 
 @dataclass(frozen=True, kw_only=True)
 class CpuEngineConfig(CacheSettings):
-    """`weights_format` is "auto" (int8), "int8" or "fp32"; keys and values are kept in the same.
+    """`weights_format` is "auto" (int8) or one of FORMATS, each with its own way to keep keys and values (`Format.kv`).
 
     `threads` is the number of cores that this process may use when None; `kernels` the fastest instruction set here
     when empty. The library's own results never depend on a row's neighbours; `deterministic` asks the same of the draw.
@@ -53,7 +53,7 @@ class CpuEngineConfig(CacheSettings):
 
     @property
     def format(self) -> Format:
-        """How weights, keys and values are stored."""
+        """How weights are stored, and by that keys and values."""
         return FORMATS["int8" if self.weights_format == "auto" else self.weights_format]
 
 
@@ -65,6 +65,7 @@ class CpuEngineReport:
     parameters: int
     weights_format: str
     weight_bytes: int
+    kv_format: str
     kernels: str
     threads: int
     context_length: int
@@ -147,7 +148,6 @@ def load_cpu_engine(config: CpuEngineConfig) -> CpuEngine:
     shape = shape_of(
         model_config,
         weights_format=config.format,
-        kv_format=config.format,
         blocks=blocks,
         block_size=config.block_size,
     )
@@ -166,6 +166,7 @@ def load_cpu_engine(config: CpuEngineConfig) -> CpuEngine:
         parameters=parameters,
         weights_format=config.format.name.lower(),
         weight_bytes=model.weight_bytes,
+        kv_format=config.format.kv.name.lower(),
         kernels=model.kernels,
         threads=threads,
         context_length=context,
@@ -178,7 +179,7 @@ def load_cpu_engine(config: CpuEngineConfig) -> CpuEngine:
 
 def _block_bytes(config: CpuEngineConfig, model: ModelConfig) -> int:
     return block_bytes(
-        config.format,
+        config.format.kv,
         layers=len(model.layers),
         kv_heads=model.kv_heads,
         head_dim=model.head_dim,

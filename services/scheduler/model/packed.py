@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import torch
 
-from kernels.cpu import HEAD_DIM_MAX, Activation, CpuModel, FloatArray, Format, Part, Rope, Shape
+from kernels.cpu import HEAD_DIM_MAX, Activation, Bf16Array, CpuModel, FloatArray, Format, Part, Rope, Shape
 from services.scheduler.model.checkpoint import LayerWeights, Projection, read_ends, read_layer
 from services.scheduler.model.config import Activation as ModelActivation
 from services.scheduler.model.config import ModelConfig
@@ -20,7 +19,7 @@ Tensor = torch.Tensor
 _ACTIVATIONS = {ModelActivation.SILU: Activation.SILU, ModelActivation.GELU_TANH: Activation.GELU_TANH}
 
 
-def shape_of(config: ModelConfig, *, weights_format: Format, kv_format: Format, blocks: int, block_size: int) -> Shape:
+def shape_of(config: ModelConfig, *, weights_format: Format, blocks: int, block_size: int) -> Shape:
     """What the library must know of a model; raises UnsupportedModelError for one that it can't compute."""
     if config.head_dim > HEAD_DIM_MAX:
         raise UnsupportedModelError(f"head_dim {config.head_dim} is above the step library's {HEAD_DIM_MAX}")
@@ -35,7 +34,7 @@ def shape_of(config: ModelConfig, *, weights_format: Format, kv_format: Format, 
         kv_heads=config.kv_heads,
         head_dim=config.head_dim,
         weights_format=weights_format,
-        kv_format=kv_format,
+        kv_format=weights_format.kv,
         blocks=blocks,
         block_size=block_size,
         norm_eps=config.norm_eps,
@@ -58,10 +57,10 @@ def shape_of(config: ModelConfig, *, weights_format: Format, kv_format: Format, 
 def pack_weights(folder: Path, config: ModelConfig, model: CpuModel) -> int:
     """Puts a folder's weights into a model of its shape; returns how many there are.
 
-    No more than one layer of them, or the embedding, is held beside the packed ones. Raises UnsupportedModelError
-    naming what is missing, left over or misshapen.
+    No more than one layer of them, or the embedding, is held beside the packed ones: as bf16 if they are stored so,
+    otherwise as fp32. Raises UnsupportedModelError naming what is missing, left over or misshapen.
     """
-    with open_weights(folder, torch.float32, torch.device("cpu")) as weights:
+    with open_weights(folder, torch.float32, torch.device("cpu"), kept=torch.bfloat16) as weights:
         _pack_ends(config, weights, model)
         for number in range(len(config.layers)):
             _pack_layer(model, number, read_layer(config, weights, number))
@@ -100,11 +99,12 @@ def _pack_layer(model: CpuModel, number: int, layer: LayerWeights) -> None:
 
 def _pack_projections(model: CpuModel, number: int, part: Part, bias_part: Part, projections: list[Projection]) -> None:
     """Those that share their input are one part, output after output."""
-    model.put(part, np.concatenate([_numbers(each.weight) for each in projections]), number)
-    biases = [_numbers(each.bias) for each in projections if each.bias is not None]
+    model.put(part, _numbers(torch.cat([each.weight for each in projections])), number)
+    biases = [each.bias for each in projections if each.bias is not None]
     if biases:
-        model.put(bias_part, np.concatenate(biases), number)
+        model.put(bias_part, _numbers(torch.cat(biases)), number)
 
 
-def _numbers(tensor: Tensor) -> FloatArray:
-    return tensor.contiguous().numpy()
+def _numbers(tensor: Tensor) -> FloatArray | Bf16Array:
+    tensor = tensor.contiguous()
+    return tensor.view(torch.uint16).numpy() if tensor.dtype is torch.bfloat16 else tensor.numpy()

@@ -33,10 +33,13 @@ Sources = Mapping[str, Callable[[], torch.Tensor]]
 class Weights:
     """The tensors of an open model folder; `take` gives one, `finish` complains of what nobody took."""
 
-    def __init__(self, sources: Sources, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, sources: Sources, dtype: torch.dtype, device: torch.device, kept: torch.dtype | None = None
+    ) -> None:
         self._sources = sources
         self._dtype = dtype
         self._device = device
+        self._kept = kept
         self._taken: set[str] = set()
         self._reported = time.monotonic()
         self.values_taken = 0
@@ -45,7 +48,7 @@ class Weights:
         return name in self._sources
 
     def take(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """The tensor under `name` in the engine's dtype or in `dtype`, on its device; raises UnsupportedModelError."""
+        """The tensor under `name` on the engine's device, in its dtype or in `dtype`; raises UnsupportedModelError."""
         if name not in self._sources:
             raise UnsupportedModelError(f"the weights have no tensor {name!r}")
         tensor = self._sources[name]()
@@ -54,7 +57,8 @@ class Weights:
         self._taken.add(name)
         self.values_taken += tensor.numel()
         self._report()
-        return tensor.to(device=self._device, dtype=dtype or self._dtype)
+        usual = tensor.dtype if tensor.dtype is self._kept else self._dtype
+        return tensor.to(device=self._device, dtype=dtype or usual)
 
     def _report(self) -> None:
         """One line now and then, so that nobody takes a long load for a standstill."""
@@ -77,9 +81,14 @@ class Weights:
 
 
 @contextmanager
-def open_weights(folder: Path, dtype: torch.dtype, device: torch.device) -> Iterator[Weights]:
-    """Opens `model.safetensors`, the shards of its index, or `model.gguf`; raises UnsupportedModelError."""
-    yield Weights(_sources(folder), dtype, device)
+def open_weights(
+    folder: Path, dtype: torch.dtype, device: torch.device, *, kept: torch.dtype | None = None
+) -> Iterator[Weights]:
+    """Opens `model.safetensors`, the shards of its index, or `model.gguf`; raises UnsupportedModelError.
+
+    Tensors are given in `dtype`, but those that are stored in the dtype `kept` stay as they are.
+    """
+    yield Weights(_sources(folder), dtype, device, kept)
 
 
 def _sources(folder: Path) -> Sources:

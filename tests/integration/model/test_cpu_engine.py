@@ -22,7 +22,7 @@ from tests.step_library import needs_step_library
 
 pytestmark = needs_step_library
 
-FORMATS = ["fp32", "int8"]
+FORMATS = ["fp32", "bf16", "int8", "int4"]
 CHUNKS = [33, 1, 1, 20, 1, 14]
 
 
@@ -39,10 +39,10 @@ def test_any_cpu_computes_the_same(tmp_path: Path, name: str, kernels: str) -> N
     model = save_small_model(tmp_path, **MODELS[name])
     got = engine_logprobs(load_small_cpu_engine(tmp_path, kernels=kernels), PROMPT, CHUNKS)
     torch.testing.assert_close(got, expected_logprobs(model, PROMPT, CHUNKS), rtol=1e-4, atol=1e-4)
-    quantised = {"weights_format": "int8", "kernels": kernels}
-    got = engine_logprobs(load_small_cpu_engine(tmp_path, **quantised), PROMPT, CHUNKS)
-    best = engine_logprobs(load_small_cpu_engine(tmp_path, **quantised | {"kernels": ""}), PROMPT, CHUNKS)
-    torch.testing.assert_close(got, best, rtol=1e-3, atol=1e-3)
+    for weights_format in FORMATS[1:]:
+        engines = (load_small_cpu_engine(tmp_path, weights_format=weights_format, kernels=k) for k in (kernels, ""))
+        got, best = (engine_logprobs(engine, PROMPT, CHUNKS) for engine in engines)
+        torch.testing.assert_close(got, best, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 16, 100])
@@ -55,11 +55,30 @@ def test_the_size_of_blocks_changes_nothing(tmp_path: Path, weights_format: str,
     torch.testing.assert_close(engine_logprobs(other, PROMPT[:60], [60]), expected, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize(("weights_format", "most"), [("bf16", 0.1), ("int8", 0.2), ("int4", 1.5)])
 @pytest.mark.parametrize("name", ["Llama 3 (grouped queries, scaled RoPE)", "Gemma 3", "Qwen 3", "Mistral 0.3"])
-def test_int8_logprobs_are_close(tmp_path: Path, name: str) -> None:
+def test_logprobs_of_rounded_weights_are_close(tmp_path: Path, name: str, weights_format: str, most: float) -> None:
     model = save_small_model(tmp_path, **MODELS[name] | {"initializer_range": 0.1})
-    got = engine_logprobs(load_small_cpu_engine(tmp_path, weights_format="int8"), PROMPT, CHUNKS)
-    assert (got - expected_logprobs(model, PROMPT, CHUNKS)).abs().max() < 0.2
+    got = engine_logprobs(load_small_cpu_engine(tmp_path, weights_format=weights_format), PROMPT, CHUNKS)
+    assert (got - expected_logprobs(model, PROMPT, CHUNKS)).abs().max() < most
+
+
+@pytest.mark.parametrize("name", ["Llama 3 (grouped queries, scaled RoPE)", "Gemma 3", "Qwen 3, attention bias"])
+def test_a_bf16_checkpoint_loses_no_bit_as_bf16(tmp_path: Path, name: str) -> None:
+    save_small_model(tmp_path, **MODELS[name]).bfloat16().save_pretrained(tmp_path)
+    rounded, exact = (load_small_cpu_engine(tmp_path, weights_format=each) for each in ("bf16", "fp32"))
+    assert torch.equal(engine_logprobs(rounded, PROMPT, CHUNKS), engine_logprobs(exact, PROMPT, CHUNKS))
+    assert rounded.report.weight_bytes < 0.6 * exact.report.weight_bytes
+
+
+@pytest.mark.parametrize("weights_format", FORMATS)
+def test_a_checkpoint_that_needs_no_widening_is_packed_as_if_widened(tmp_path: Path, weights_format: str) -> None:
+    model = save_small_model(tmp_path / "bf16").bfloat16()
+    model.save_pretrained(tmp_path / "bf16")
+    model.float().save_pretrained(tmp_path / "fp32")
+    engines = (load_small_cpu_engine(tmp_path / each, weights_format=weights_format) for each in ("bf16", "fp32"))
+    stored, widened = (engine_logprobs(engine, PROMPT, CHUNKS) for engine in engines)
+    assert torch.equal(stored, widened)
 
 
 @pytest.mark.parametrize("weights_format", FORMATS)
@@ -108,11 +127,12 @@ def test_greedy_ids_are_the_same_with_and_without_logprobs(tmp_path: Path, weigh
     assert alone.tokens == drawn.tokens
 
 
-def test_report_tells_what_is_stored_how(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("weights_format", "kv_format"), [("int8", "int8"), ("int4", "int8"), ("bf16", "fp32")])
+def test_report_tells_what_is_stored_how(tmp_path: Path, weights_format: str, kv_format: str) -> None:
     save_small_model(tmp_path)
-    report = load_small_cpu_engine(tmp_path, weights_format="int8").report
-    assert (report.architecture, report.weights_format, report.threads) == ("LlamaForCausalLM", "int8", 2)
-    assert report.kv_tokens == 512
+    report = load_small_cpu_engine(tmp_path, weights_format=weights_format).report
+    assert (report.architecture, report.weights_format, report.threads) == ("LlamaForCausalLM", weights_format, 2)
+    assert (report.kv_format, report.kv_tokens) == (kv_format, 512)
     assert report.parameters > 10_000
 
 

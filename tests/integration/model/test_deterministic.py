@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(params=["torch", "cpu-fp32", "cpu-int8"])
+@pytest.fixture(params=["torch", "cpu-fp32", "cpu-int8", "cpu-int4"])
 def engine(folder: Path, request: pytest.FixtureRequest) -> Engine:
     if request.param == "torch":
         return load_small_engine(folder, deterministic=True)

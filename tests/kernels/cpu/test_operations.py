@@ -13,15 +13,12 @@ from kernels.cpu.library import check
 from kernels.gelu_mul.reference import gelu_mul_reference
 from kernels.rms_norm.reference import rms_norm_reference
 from kernels.silu_mul.reference import silu_mul_reference
-from tests.step_library import MISSING
+from tests.kernels.cpu.instruction_sets import SETS
+from tests.step_library import needs_step_library
 
-if MISSING:
-    pytest.skip("no C++ compiler, so no step library", allow_module_level=True)
-
-SETS = [name for name in ("generic", "generic_wide", "avx2", "avx512") if load_library().tailrace_has(name.encode())]
 GROUP = 32
 
-pytestmark = pytest.mark.parametrize("kernels", SETS)
+pytestmark = [needs_step_library, pytest.mark.parametrize("kernels", SETS)]
 
 
 def pointer(x: torch.Tensor) -> int:
@@ -64,6 +61,61 @@ def test_the_int8_product_is_that_of_the_rounded_weights(kernels: str, rows: int
     x, weight = torch.randn(rows, inputs), torch.randn(outputs, inputs)
     expected = (x.double() @ quantised(weight).double().T).float()
     torch.testing.assert_close(product(kernels, Format.INT8, x, weight), expected, rtol=1e-4, atol=5e-3)
+
+
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), SHAPES)
+def test_the_bf16_product_has_the_bits_of_the_exact_one(kernels: str, rows: int, inputs: int, outputs: int) -> None:
+    x, weight = torch.randn(rows, inputs), torch.randn(outputs, inputs)
+    rounded = product(kernels, Format.FP32, x, weight.bfloat16().float())
+    assert torch.equal(product(kernels, Format.BF16, x, weight), rounded)
+
+
+def packed(kernels: str, stored: Format, weight: torch.Tensor) -> torch.Tensor:
+    """What a format makes of a weight: its product with the identity, each of whose rows is exact in 16 bits."""
+    return product(kernels, stored, torch.eye(weight.shape[1]), weight).T.contiguous()
+
+
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), SHAPES)
+def test_the_int4_product_is_that_of_the_packed_weights(kernels: str, rows: int, inputs: int, outputs: int) -> None:
+    x, weight = torch.randn(rows, inputs), torch.randn(outputs, inputs)
+    expected = (x.double() @ packed(kernels, Format.INT4, weight).double().T).float()
+    torch.testing.assert_close(product(kernels, Format.INT4, x, weight), expected, rtol=1e-4, atol=5e-3)
+
+
+def rounded_evenly(weight: torch.Tensor) -> torch.Tensor:
+    """16 equally distant values from the least to the largest of each group of 32."""
+    groups = weight.view(len(weight), -1, GROUP)
+    least, most = groups.amin(2, keepdim=True), groups.amax(2, keepdim=True)
+    step = (most - least) / 15
+    return (((groups - least) / step).round() * step + least).view_as(weight)
+
+
+def test_int4_is_closer_than_even_rounding(kernels: str) -> None:
+    weight = torch.randn(64, 320) + 0.3
+    ours, even = ((got - weight).norm() for got in (packed(kernels, Format.INT4, weight), rounded_evenly(weight)))
+    assert ours < 0.95 * even
+
+
+def test_weights_that_came_from_4_bits_stay_what_they_were(kernels: str) -> None:
+    weight = rounded_evenly(torch.randn(64, 320) + 0.3)
+    assert (packed(kernels, Format.INT4, weight) - weight).norm() < 0.006 * weight.norm()
+
+
+@pytest.mark.parametrize("stored", Format)
+def test_weights_of_one_value_are_found_again(kernels: str, stored: Format) -> None:
+    weight = torch.tensor([[0.0], [1e-20], [-0.3], [7e4]]).expand(4, 64).contiguous()
+    torch.testing.assert_close(packed(kernels, stored, weight), weight, rtol=2**-8, atol=1e-20)
+
+
+@pytest.mark.parametrize("stored", Format)
+@pytest.mark.parametrize("broken", [float("nan"), float("-inf")])
+def test_a_broken_weight_breaks_its_own_column_alone(kernels: str, stored: Format, broken: float) -> None:
+    x, weight = torch.randn(3, 64), torch.randn(16, 64)
+    whole = product(kernels, stored, x, weight)
+    weight[5, 40] = broken
+    got = product(kernels, stored, x, weight)
+    assert not got[:, 5].isfinite().any()
+    assert torch.equal(got[:, torch.arange(16) != 5], whole[:, torch.arange(16) != 5])
 
 
 @pytest.mark.parametrize("stored", Format)

@@ -15,6 +15,9 @@ inline vf fma(vf a, vf b, vf c) { return (vf)_mm256_fmadd_ps((__m256)a, (__m256)
 inline vi round_to_int(vf x) { return (vi)_mm256_cvtps_epi32((__m256)x); }
 inline vi dot_pairs(vi acc, vs w, vi x) { return acc + (vi)_mm256_madd_epi16((__m256i)w, (__m256i)x); }
 inline vs widen(const int8_t* p) { return (vs)_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p)); }
+inline vf load_bf16(const uint16_t* p) {
+  return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16);
+}
 
 inline float sum(vf v) {
   __m128 x = _mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));

@@ -15,6 +15,9 @@ inline vf fma(vf a, vf b, vf c) { return (vf)_mm512_fmadd_ps((__m512)a, (__m512)
 inline vi round_to_int(vf x) { return (vi)_mm512_cvtps_epi32((__m512)x); }
 inline vi dot_pairs(vi acc, vs w, vi x) { return (vi)_mm512_dpwssd_epi32((__m512i)acc, (__m512i)w, (__m512i)x); }
 inline vs widen(const int8_t* p) { return (vs)_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p)); }
+inline vf load_bf16(const uint16_t* p) {
+  return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16);
+}
 inline float sum(vf v) { return _mm512_reduce_add_ps((__m512)v); }
 inline int32_t largest_bits(vi v) { return _mm512_reduce_max_epi32((__m512i)v); }
 inline float largest(vf v) { return _mm512_reduce_max_ps((__m512)v); }

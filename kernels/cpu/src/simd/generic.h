@@ -46,6 +46,13 @@ inline vs widen(const int8_t* p) {
   return __builtin_convertvector(bytes, vs);
 }
 
+// fp32 numbers whose lower 16 bits are zero.
+inline vf load_bf16(const uint16_t* p) {
+  vbits16 bits;
+  std::memcpy(&bits, p, sizeof bits);
+  return (vf)(__builtin_convertvector(bits, vi) << 16);
+}
+
 inline float sum(vf v) {
   float total = v[0];
   for (int i = 1; i < kLanes; i++) total += v[i];

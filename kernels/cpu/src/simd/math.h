@@ -19,13 +19,6 @@ inline void store_narrow(int16_t* p, vi v) {
   std::memcpy(p, &narrow, sizeof narrow);
 }
 
-// A number of 16 bits whose lower 16 are zero, as scales of weights are stored.
-inline vf load_bf16(const uint16_t* p) {
-  vbits16 bits;
-  std::memcpy(&bits, p, sizeof bits);
-  return (vf)(__builtin_convertvector(bits, vi) << 16);
-}
-
 inline vf select(vi mask, vf yes, vf no) { return mask ? yes : no; }
 
 inline vi lane_numbers() {
