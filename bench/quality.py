@@ -101,9 +101,8 @@ def score(readers: Sequence[Reader], judge: Reader, window: Sequence[int], score
 
 
 def _loss(logits: FloatArray, target: int) -> float:
-    wide = logits.astype(np.float64)
-    top = wide.max()
-    return float(np.log(np.exp(wide - top).sum()) + top - wide[target])
+    above = logits - logits.max()
+    return float(np.log(np.exp(above).sum(dtype=np.float64)) - above[target])
 
 
 def windows(folder: Path, tokens: int) -> list[list[int]]:

@@ -7,16 +7,15 @@
 namespace tailrace {
 namespace {
 
-// Of one group of one output. What isn't there is 0.
+// Of one group of one output. Beyond the matrix the first weight stands in: what is multiplied with it is 0.
 struct Group {
-  float weights[kGroup] = {};
-  int count = 0;
+  float weights[kGroup];
   float least = 0, most = 0;
   bool sound = true;
 
-  Group(const Numbers& numbers, size_t first, int n) : count(n) {
-    for (int i = 0; i < n; i++) {
-      const float w = numbers[first + i];
+  Group(const Numbers& numbers, size_t first, int count) {
+    for (int i = 0; i < kGroup; i++) {
+      const float w = i < count ? numbers[first + i] : weights[0];
       weights[i] = w;
       least = i ? std::min(least, w) : w;
       most = i ? std::max(most, w) : w;
@@ -51,40 +50,83 @@ Scale quantize_to_8_bits(const Group& group, int8_t* q) {
   return {bits, 0};
 }
 
-// Rounds to the 16 weights that a scale can say; returns the sum of squared errors.
-float round_to(const Scale& scale, const Group& group, int8_t* q) {
-  const float unit = from_bf16(scale.unit), middle = from_bf16(scale.middle), units = unit > 0 ? 1.0f / unit : 0.0f;
-  float error = 0;
-  for (int i = 0; i < group.count; i++) {
-    const float steps = std::min(15.0f, std::max(0.0f, (group.weights[i] - middle) * units + 8.0f));
-    q[i] = (int8_t)((int)(steps + 0.5f) - 8);
-    const float missed = group.weights[i] - (unit * q[i] + middle);
-    error += missed * missed;
-  }
-  return error;
+typedef float Eight __attribute__((vector_size(32)));
+
+Eight load(const float* from) {
+  Eight x;
+  std::memcpy(&x, from, sizeof x);
+  return x;
 }
 
-// 16 weights from the least to the most lose nothing of a group that had 4 bits before. One that had more is better
-// served by a finer unit, at the price of its outermost weights: of the ranges cut by up to a step at either end, the one
-// with the smallest error.
-Scale quantize_to_4_bits(const Group& group, int8_t* q) {
-  if (!group.sound) return broken(q);
-  constexpr float kCuts[] = {0.0f, 0.5f, 1.0f};
-  const float step = (group.most - group.least) / 15.0f;
-  Scale best{};
-  float best_error = INFINITY;
-  for (float below : kCuts) {
-    for (float above : kCuts) {
-      const uint16_t unit = to_bf16(step * (15.0f - below - above) / 15.0f);
-      const Scale scale{unit, to_bf16(group.least + below * step + 8.0f * from_bf16(unit))};
-      int8_t tried[kGroup] = {};
-      const float error = round_to(scale, group, tried);
-      if (!(error < best_error)) continue;
-      best = scale, best_error = error;
-      std::memcpy(q, tried, kGroup);
+// The nearest of the 16 weights that a scale can say, as numbers from -8 to 7.
+struct Rounding {
+  const float unit, middle, units;
+
+  explicit Rounding(const Scale& scale)
+      : unit(from_bf16(scale.unit)), middle(from_bf16(scale.middle)), units(unit > 0 ? 1.0f / unit : 0.0f) {}
+
+  Eight of(Eight weights) const {
+    const Eight least = Eight{} - 8.0f, most = Eight{} + 7.0f;
+    Eight steps = (weights - middle) * units;
+    steps = steps > least ? steps : least;
+    steps = steps < most ? steps : most;
+    return steps + 12582912.0f - 12582912.0f;  // at which a float has no fraction left
+  }
+
+  // Sum of squares.
+  float error(const Group& group) const {
+    Eight sums{};
+    for (int i = 0; i < kGroup; i += 8) {
+      const Eight weights = load(group.weights + i), missed = weights - (of(weights) * unit + middle);
+      sums += missed * missed;
+    }
+    float total = 0;
+    for (int i = 0; i < 8; i++) total += sums[i];
+    return total;
+  }
+};
+
+// The scale with the smallest error, of some. A group that had 4 bits before spans up to 15 of its old units, most often
+// no less than 12. One that had more bits is best served by a unit so fine that its outermost weights are cut off.
+class BestScale {
+ public:
+  explicit BestScale(const Group& group) : group_(group) {
+    const float span = group.most - group.least;
+    for (int units = 15; units >= 12 && !fits(); units--) offer(group.least, span / units);
+    const float step = span / 15.0f;
+    constexpr float kCuts[][2] = {{0.5f, 0.5f}, {1.0f, 0.0f}, {0.0f, 1.0f}, {1.0f, 1.0f}};
+    for (int i = 0; i < 4 && !fits(); i++) {
+      const auto [below, above] = kCuts[i];
+      offer(group.least + below * step, step * (15.0f - below - above) / 15.0f);
     }
   }
-  return best;
+  const Scale& scale() const { return scale_; }
+
+ private:
+  void offer(float least, float unit) {
+    const uint16_t bits = to_bf16(unit);
+    const Scale scale{bits, to_bf16(least + 8.0f * from_bf16(bits))};
+    const float error = Rounding(scale).error(group_);
+    if (error < error_) scale_ = scale, error_ = error;
+  }
+
+  // Weights that have these 16 values lie within a twentieth of a unit of them; others would be off by six times that.
+  bool fits() const {
+    const float near = 0.05f * from_bf16(scale_.unit);
+    return error_ <= kGroup * near * near;
+  }
+
+  const Group& group_;
+  Scale scale_{};
+  float error_ = INFINITY;
+};
+
+Scale quantize_to_4_bits(const Group& group, int8_t* q) {
+  if (!group.sound) return broken(q);
+  const BestScale best(group);
+  const Rounding rounding(best.scale());
+  for (int i = 0; i < kGroup; i++) q[i] = (int8_t)rounding.of(load(group.weights + i / 8 * 8))[i % 8];
+  return best.scale();
 }
 
 // Calls put(column, output's group, k) for each group of inputs of each output in a panel.

@@ -16,6 +16,8 @@ from tests.step_library import needs_step_library
 
 pytestmark = [needs_step_library, pytest.mark.parametrize("kernels", SETS)]
 
+SIZES = [field[0] for field in CAttentionSizes._fields_]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
@@ -64,7 +66,7 @@ def tensors(case: Case) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 def attention(
     kernels: str, stored: Format, case: Case, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
 ) -> torch.Tensor:
-    fields = {name: getattr(case, name) for name, _ in CAttentionSizes._fields_}
+    fields = {name: getattr(case, name) for name in SIZES}
     out = torch.empty_like(query)
     pointers = [part.data_ptr() for part in (query, keys, values, out)]
     sizes = ctypes.byref(CAttentionSizes(**fields))
