@@ -86,13 +86,14 @@ struct Rounding {
   }
 };
 
-// The scale with the smallest error, of some. A group that had 4 bits before spans up to 15 of its old units, most often
-// no less than 12. One that had more bits is best served by a unit so fine that its outermost weights are cut off.
+// The scale with the smallest error, of some. A group that had 4 bits before spans up to 15 of its old units, and is met by
+// one of 15, 14 ... 8 (fewer, by their multiples). One that had more bits is best served by a unit so fine that its outermost
+// weights are cut off.
 class BestScale {
  public:
   explicit BestScale(const Group& group) : group_(group) {
     const float span = group.most - group.least;
-    for (int units = 15; units >= 12 && !fits(); units--) offer(group.least, span / units);
+    for (int units = 15; units >= 8 && !fits(); units--) offer(group.least, span / units);
     const float step = span / 15.0f;
     constexpr float kCuts[][2] = {{0.5f, 0.5f}, {1.0f, 0.0f}, {0.0f, 1.0f}, {1.0f, 1.0f}};
     for (int i = 0; i < 4 && !fits(); i++) {
