@@ -29,7 +29,7 @@ from cli.loop import Loop
 from cli.model_source import model_directory
 from cli.top import ASKED
 
-OUT = Path("build/bench/observation.json")
+OUT = "build/bench/observation-{streams}.json"
 INTERVAL_S = 1.0
 RUN_TIMEOUT_S = 180.0
 GOAL_PERCENT = 3.0
@@ -52,9 +52,10 @@ def main() -> int:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": "python -m bench.observation " + " ".join(sys.argv[1:]),
     }
-    OUT.parent.mkdir(parents=True, exist_ok=True)
-    OUT.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    print(f"written to {OUT}")
+    out = Path(OUT.format(streams=options.streams))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    print(f"written to {out}")
     return 0 if growth <= GOAL_PERCENT else 1
 
 

@@ -1,4 +1,4 @@
-"""Makes the pictures of `tailrace top` and `tailrace trace` in docs/pictures from a real run with the embedded model.
+"""Makes the pictures of `tailrace top`, `trace` and `doctor` in docs/pictures from a real run with the embedded model.
 
 python -m bench.pictures
 """
@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import re
+import signal
 from pathlib import Path
 
 from rich.console import Console, RenderableType
 
-from bench.services_under_test import running
-from cli import top, trace
+from bench.services_under_test import Stack, running
+from cli import doctor, top, trace
 from cli.loop import Loop
 from cli.model_source import model_directory
 from tailrace.client import Client
@@ -26,7 +28,7 @@ FONT_FROM_ELSEWHERE = re.compile(r"\s*@font-face \{.*?\}", re.DOTALL)
 
 
 def main() -> None:
-    """Runs, and writes three files."""
+    """Runs, and writes four files."""
     asyncio.run(_draw())
 
 
@@ -45,6 +47,7 @@ async def _draw() -> None:
         await asyncio.sleep(1)
         _save("top", top.picture(before, await loop.look()), "tailrace top")
         await _save_trace(loop, LIVE, "trace")
+        await _save_doctor(stack)
         await asyncio.gather(*asking)
         await _save_trace(loop, ENDED, "trace-ended")
 
@@ -54,16 +57,35 @@ async def _ask(client: Client, number: int) -> None:
     await client.generate(prompt, max_tokens=160, ignore_eos=True, request_id=f"story-{number}").whole()
 
 
+async def _save_doctor(stack: Stack) -> None:
+    """While the detokenizer is stopped."""
+    os.kill(stack.pids["detokenizer"], signal.SIGSTOP)
+    await asyncio.sleep(1)
+    diagnosis = await doctor.examine(list(stack.admin.items()))
+    os.kill(stack.pids["detokenizer"], signal.SIGCONT)
+    console = _console()
+    doctor.show(diagnosis, console)
+    _write("doctor", console, "tailrace doctor, its detokenizer being stopped")
+
+
 async def _save_trace(loop: Loop, request_id: str, name: str) -> None:
     flows = (await loop.find(request_id)).flows().values()
     _save(name, trace.picture(next(flow for flow in flows if flow.name == request_id)), f"tailrace trace {request_id}")
 
 
 def _save(name: str, picture: RenderableType, title: str) -> None:
-    console = Console(
+    console = _console()
+    console.print(picture)
+    _write(name, console, title)
+
+
+def _console() -> Console:
+    return Console(
         record=True, width=WIDTH, file=io.StringIO(), highlight=False, force_terminal=True, color_system="truecolor"
     )
-    console.print(picture)
+
+
+def _write(name: str, console: Console, title: str) -> None:
     OUT.mkdir(parents=True, exist_ok=True)
     (OUT / f"{name}.svg").write_text(FONT_FROM_ELSEWHERE.sub("", console.export_svg(title=title)), encoding="utf-8")
 

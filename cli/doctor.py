@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 
 from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
+from rich.table import Table
 
 from cli.admin_addresses import BadAddresses, Named, add_admin_flag, admin_addresses
 from cli.diagnosis import diagnose
@@ -145,9 +147,11 @@ def as_json(diagnosis: Diagnosis) -> dict[str, object]:
 def _show_finding(finding: Finding, console: Console) -> None:
     console.print()
     console.print(f"{MARKS[finding.severity]} [bold]{escape(finding.link)}[/]  {finding.since}  [dim]{finding.code}[/]")
-    console.print(f"  {escape(finding.what)}")
+    console.print(Padding(escape(finding.what), (0, 0, 0, 2)))
     if finding.advice:
-        console.print(f"  [dim]→[/] {escape(finding.advice)}")
+        advice = Table.grid(padding=(0, 1))
+        advice.add_row(" [dim]→[/]", escape(finding.advice))
+        console.print(advice)
     if finding.requests:
         console.print(f"  [dim]requests:[/] {escape(', '.join(finding.requests))}")
 

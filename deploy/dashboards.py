@@ -62,7 +62,6 @@ LOOP = Dashboard(
         Panel("Silence on streams", "s", [("max by (job, hop) (tailrace_hop_silence_seconds)", "{{hop}} at {{job}}")]),
         Panel("Lag of what arrives", "s", [
             ("max by (job, hop) (tailrace_hop_lag_seconds)", "{{hop}} at {{job}}"),
-            ("max(tailrace_gateway_unread_seconds)", "callers of a gateway"),
         ]),
         Panel("Streams that are down", "none", [("sum by (job, hop) (tailrace_hops_down)", "{{hop}} at {{job}}")]),
         Panel("Tokens that wait", "none", [
@@ -76,6 +75,10 @@ LOOP = Dashboard(
             ("sum(rate(tailrace_detokenizer_output_tokens_total[1m]))", "detokenized"),
             ("sum(rate(tailrace_tokenizer_output_tokens_total[1m]))", "merged"),
             ("sum(rate(tailrace_gateway_output_tokens_total[1m]))", "written to callers at their ends"),
+        ]),
+        Panel("Callers that stand still, the longest", "s", [
+            ("max(tailrace_gateway_unread_seconds)", "of a gateway"),
+            ("max(tailrace_tokenizer_unread_seconds)", "of a tokenizer, directly"),
         ]),
         Panel("Oldest", "s", [
             ("max(tailrace_gateway_oldest_request_age_seconds)", "answer at a gateway"),
@@ -96,6 +99,10 @@ LOOP = Dashboard(
             ("sum(rate(tailrace_tokenizer_resumes_total[1m]))", "resumes"),
             ("sum(rate(tailrace_scheduler_replayed_sequences_total[1m]))", "sequences replayed"),
             ("sum(rate(tailrace_gateway_slow_readers_total[1m]))", "slow readers ended"),
+        ]),
+        Panel("Answers whose tokenizer was lost", "none", [
+            ("sum(tailrace_gateway_open_stranded_streams)", "waiting"),
+            ("sum by (outcome) (increase(tailrace_gateway_stranded_total[5m]))", "{{outcome}}, in 5 minutes"),
         ]),
         Panel("Event loop lag", "s", [
             ("histogram_quantile(0.99, sum by (le, job) (rate(tailrace_event_loop_lag_seconds_bucket[1m])))",

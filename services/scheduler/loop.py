@@ -192,6 +192,7 @@ class StepLoop:
         plan = self.core.plan()
         started_at = self._clock.now()
         self.pulse.begin(plan.tokens, started_at)
+        self._measures.count_admitted(plan, started_at)
         answers = await self._thread.run(execute, self._engine, plan)
         now = self._clock.now()
         self.pulse.end(now)

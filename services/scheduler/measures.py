@@ -74,6 +74,13 @@ class Measures:
                 self._metrics.leases_expired_total.inc()
                 _log.warning("lease is over", tokenizer=owner.tokenizer, attempts=len(effect.attempt_ids))
 
+    def count_admitted(self, plan: Plan, started_at: float) -> None:
+        """A step begins, the first one of some sequences: whoever asks meanwhile must not be told that they wait."""
+        for sequence in plan.admitted:
+            if not sequence.admitted_at:
+                sequence.admitted_at = started_at
+                self._metrics.queue_seconds.observe(started_at - sequence.attempt.arrived_at)
+
     def count_step(self, plan: Plan, started_at: float, now: float) -> None:
         """A step was run."""
         if not plan.slices:
@@ -85,10 +92,6 @@ class Measures:
         self._metrics.output_tokens_total.inc(plan.samples)
         if prefilled:
             self._metrics.prompt_tokens_total.inc(prefilled)
-        for sequence in plan.admitted:
-            if not sequence.admitted_at:
-                sequence.admitted_at = started_at
-                self._metrics.queue_seconds.observe(started_at - sequence.attempt.arrived_at)
         for sequence, _ in plan.prefills:
             if sequence.log.ids and not sequence.first_token_at:
                 sequence.first_token_at = now

@@ -17,6 +17,7 @@ import pytest_asyncio
 
 from cli.diagnosis.finding import Severity
 from cli.doctor import examine
+from cli.loop import Loop
 from cli.stack import free_ports
 from tailrace.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2_grpc
 from tests.e2e.wired import Wired, reading, shown, until_found, wired_stack
@@ -168,6 +169,9 @@ async def test_a_step_that_its_size_does_not_explain_is_stuck_and_who_waits_behi
         assert (finding.severity, finding.link) == (Severity.STUCK, "scheduler")
         finding = await until_found([("scheduler", admin)], "QUEUED_TURN", request="r-2")
         assert (finding.severity, finding.link) == (Severity.BUSY, "queue of scheduler")
+        async with Loop([("scheduler", admin)]) as loop:
+            views = [view for process in (await loop.find("r-1")).processes for view in process.requests]
+        assert "admitted" in [moment.what for view in views for moment in view.moments], "not before its step is over"
 
 
 @pytest.mark.slow

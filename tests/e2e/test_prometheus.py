@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
-from cli.stack import free_ports
+from bench.prometheus import scraping, series
 from deploy.dashboards import FOLDER
 from tailrace.client import Client
-from tests.stack import FLOW, Stack, in_process_stack
+from tests.stack import FLOW, in_process_stack
 
 DEPLOY = Path(__file__).parent.parent.parent / "deploy/prometheus"
 SCRAPES = 4
@@ -47,37 +45,9 @@ async def test_the_configuration_and_its_rules_are_right() -> None:
     assert code == 0, said
 
 
-@asynccontextmanager
-async def prometheus(stack: Stack, folder: Path) -> AsyncIterator[str]:
-    """Its address, while it scrapes the stack each second with the rules of `deploy`."""
-    [port] = free_ports(1)
-    ports = {name: stack.services[name].ports.result().metrics for name in FLOW}
-    jobs = [{"job_name": name, "static_configs": [{"targets": [f"127.0.0.1:{port}"]}]} for name, port in ports.items()]
-    intervals = {"scrape_interval": "1s", "evaluation_interval": "1s"}
-    rules = [str(DEPLOY / "rules/*.yml")]
-    config = folder / "prometheus.yml"
-    config.write_text(json.dumps({"global": intervals, "rule_files": rules, "scrape_configs": jobs}))
-    process = await asyncio.create_subprocess_exec(
-        "prometheus", f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}",
-        f"--web.listen-address=127.0.0.1:{port}", "--log.level=error",
-    )  # fmt: skip
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        await process.wait()
-
-
 async def query(session: aiohttp.ClientSession, expression: str) -> list[dict[str, Any]]:
     """An expression's series now; [] while Prometheus is starting."""
-    try:
-        async with session.get("/api/v1/query", params={"query": expression}) as response:
-            answer = await response.json()
-    except aiohttp.ClientError:
-        return []
-    assert answer["status"] == "success", f"{expression}: {answer}"
-    series: list[dict[str, Any]] = answer["data"]["result"]
-    return series
+    return await series(session, "query", query=expression)
 
 
 async def until_scraped(session: aiohttp.ClientSession) -> None:
@@ -102,9 +72,8 @@ async def test_every_panels_expression_gives_series_on_a_live_stack(model_direct
     ]
     async with (
         in_process_stack(model_directory, scheduler={"fake_pace_ms": 5.0}) as stack,
-        prometheus(stack, tmp_path) as url,
+        scraping({name: stack.services[name].ports.result().metrics for name in FLOW}, tmp_path) as session,
         Client(stack.grpc) as client,
-        aiohttp.ClientSession(url) as session,
         asyncio.TaskGroup() as tasks,
     ):
         load = [tasks.create_task(_ask(client, number)) for number in range(8)]

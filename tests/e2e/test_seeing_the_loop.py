@@ -186,7 +186,7 @@ async def test_top_prints_one_picture_for_scripts(wired: Wired) -> None:
     async with reading(wired, request_id="seen-1"):
         code, said = await run(wired, "top", "--once")
     assert code == 0
-    for part in (*wired.processes, "decode 1", "open 1", "free", "seen-1", "generated → sent"):
+    for part in (*wired.processes, "decode 1", "open 1", "free", "seen-1", "generated → sent", "late"):
         assert part in said, said
 
 
