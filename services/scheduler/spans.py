@@ -29,8 +29,7 @@ class AttemptSpans:
             if isinstance(effect, Opened):
                 self._begin(effect, now)
             elif self._open and isinstance(effect, Ended):
-                for sequence in effect.sequences:
-                    self._ended(sequence)
+                self._ended(effect.sequences)
             elif self._open and isinstance(effect, Moved) and (span := self._open.get(effect.attempt_id)):
                 span.event("claimed", now, {"tailrace.tokenizer": effect.new.tokenizer})
 
@@ -65,17 +64,20 @@ class AttemptSpans:
         for log in opened.logs:
             log.trace = span.context
 
-    def _ended(self, sequence: Sequence) -> None:
-        attempt = sequence.attempt
-        span = self._open.get(attempt.submission.attempt_id)
-        if span is None:
-            return
-        attributes = self._of(sequence)
-        for name, start, end in phases(sequence):
-            span.phase(name, start, end, attributes[name])
-        if not attempt.open_sequences:
-            del self._open[attempt.submission.attempt_id]
-            span.end(max(one.changed_at for one in attempt.sequences), _of_attempt(attempt), error=_failure(attempt))
+    def _ended(self, sequences: Iterable[Sequence]) -> None:
+        """Several of an attempt may end in one step; it has ended with the last of them."""
+        attempts: dict[Attempt, None] = {}
+        for sequence in sequences:
+            if (span := self._open.get(sequence.attempt.submission.attempt_id)) is not None:
+                attributes = self._of(sequence)
+                for name, start, end in phases(sequence):
+                    span.phase(name, start, end, attributes[name])
+                attempts[sequence.attempt] = None
+        for attempt in attempts:
+            if not attempt.open_sequences:
+                span = self._open.pop(attempt.submission.attempt_id)
+                ended_at = max(sequence.changed_at for sequence in attempt.sequences)
+                span.end(ended_at, _of_attempt(attempt), error=_failure(attempt))
 
     def _of(self, sequence: Sequence) -> dict[str, dict[str, Value]]:
         """What is told of each phase. Preempted and computed again, a sequence is still decoding."""
