@@ -8,8 +8,9 @@
                 │           STRAND│ ▴FOUND          ▴
                 │                 ▾ │               │
                 │              STRANDED ─────END────┤
-                ├──END──────────────────────────────┘   ⟲ ACCEPTED, FOUND (an answer may be complete before it is told)
-                └──CLOSE──▸ CLOSED                      (refused, or the caller left; from OPEN and STRANDED too)
+                └──END──────────────────────────────┘   ⟲ ACCEPTED, FOUND (an answer may be complete before it is told)
+
+             CLOSE too from OPEN and STRANDED: the caller left. One that is refused before it is OPEN is simply dropped.
 
 An unknown pair raises.
 """
@@ -85,7 +86,6 @@ STREAM_TRANSITIONS = MappingProxyType(
     {
         (StreamPhase.OPENING, StreamEvent.ACCEPTED): StreamPhase.OPEN,
         (StreamPhase.OPENING, StreamEvent.END): StreamPhase.ENDED,
-        (StreamPhase.OPENING, StreamEvent.CLOSE): StreamPhase.CLOSED,
         (StreamPhase.OPEN, StreamEvent.STRAND): StreamPhase.STRANDED,
         (StreamPhase.OPEN, StreamEvent.FOUND): StreamPhase.OPEN,
         (StreamPhase.OPEN, StreamEvent.END): StreamPhase.ENDED,

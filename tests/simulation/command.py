@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from tests.simulation.plan import plan_of
+from tests.simulation.occasions import plan_of
 from tests.simulation.probes import no_transition_yet
 from tests.simulation.report import failure_report, plan_lines, table
 from tests.simulation.run import run

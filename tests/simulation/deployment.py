@@ -80,10 +80,10 @@ def _engine(shape: Shape) -> dict[str, Any]:
         "kv_tokens": shape.kv_blocks * 16,
         "max_running": shape.max_running,
         "max_waiting": shape.max_waiting,
-        "max_step_tokens": 48,
+        "max_step_tokens": shape.max_step_tokens,
         "max_held": 256,
         "lease_grace_s": 3.0,
-        "tombstone_ttl_s": 60.0,
+        "tombstone_ttl_s": 5.0,  # longer than any call is late
     }
 
 

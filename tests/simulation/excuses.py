@@ -13,7 +13,7 @@ DEADLINE_SLACK_S = 0.5
 """We end a little before a call's own deadline."""
 
 
-STRIKES = ("kill", "kill silently", "pause", "drain")
+STRIKES = ("kill", "kill silently", "misfit", "pause", "drain")
 
 
 def unexcused(caller: Caller, callers: Sequence[Caller], plan: Plan) -> str:

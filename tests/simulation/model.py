@@ -7,8 +7,10 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+from tokenizers import Tokenizer
+
 from services.text.vocabulary import Vocabulary
-from tests.unit.detokenizer.small_tokenizers import byte_ids, byte_level, vocabulary_of
+from tests.unit.detokenizer.small_tokenizers import WORDS, byte_ids, byte_level, vocabulary_of
 
 CONTEXT_LENGTH = 256
 EOS = "</s>"
@@ -17,11 +19,21 @@ EOS = "</s>"
 @cache
 def directory() -> Path:
     """Written once per process; it is all that a service reads."""
+    return _written(byte_level())
+
+
+@cache
+def another_directory() -> Path:
+    """A model that must not be used beside it: its vocabulary is another one."""
+    return _written(byte_level((*WORDS, " another")))
+
+
+def _written(tokenizer: Tokenizer) -> Path:
     path = Path(tempfile.mkdtemp(prefix="tailrace-simulation-")) / "small"
     path.mkdir()
-    (path / "tokenizer.json").write_text(byte_level().to_str())
+    (path / "tokenizer.json").write_text(tokenizer.to_str())
     config = {
-        "vocab_size": byte_level().get_vocab_size(),
+        "vocab_size": tokenizer.get_vocab_size(),
         "max_position_embeddings": CONTEXT_LENGTH,
         "eos_token_id": eos_id(),
     }

@@ -49,6 +49,7 @@ class Shape:
     kv_blocks: int = 64
     max_running: int = 8
     max_waiting: int = 16
+    max_step_tokens: int = 48
     max_open: int = 64
 
     @property
@@ -71,7 +72,8 @@ class Shape:
 class Fault:
     """One thing that goes wrong.
 
-    `kind`: "kill", "kill silently" (with its machine), "pause", "drain", "slow down" a process; "cut" or "block"
+    `kind`: "kill", "kill silently" (with its machine), "misfit" (restarted with another model), "pause", "drain",
+    "slow down" a process; "cut" or "block"
     between two; "unary trouble", "stream trouble", "late calls" of one kind everywhere. `lasts_s`: until it is mended
     or started again.
     """
@@ -101,8 +103,8 @@ class Plan:
         return replace(self, faults=faults, callers=callers)
 
 
-def plan_of(seed: int) -> Plan:
-    """The plan of a seed."""
+def by_chance(seed: int) -> Plan:
+    """The plan of a seed, but for what chance alone doesn't bring about (occasions.py)."""
     random = Random(f"plan {seed}")
     shape = _shape(random)
     labels = [f"label-{number}" for number in range(random.randint(1, 4))]
@@ -217,8 +219,18 @@ def _request(random: Random, labels: Sequence[str], max_n: int) -> Request:
 
 def _prompt(random: Random, words: Vocabulary) -> tuple[int, ...]:
     """Bytes of characters, words, and now and then a special token."""
-    ids = [token_id for token_id in range(len(words.pieces) - 1) if token_id != eos_id()]
+    ids = _prompt_ids(words)
     return tuple(random.choice(ids) for _ in range(random.choice((1, 5, 20, 60))))
+
+
+def prompt_of(random: Random, tokens: int) -> tuple[int, ...]:
+    """The same, so long."""
+    ids = _prompt_ids(vocabulary())
+    return tuple(random.choice(ids) for _ in range(tokens))
+
+
+def _prompt_ids(words: Vocabulary) -> list[int]:
+    return [token_id for token_id in range(len(words.pieces) - 1) if token_id != eos_id()]
 
 
 def _fault(random: Random, shape: Shape) -> Fault:

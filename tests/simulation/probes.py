@@ -12,8 +12,10 @@ from typing import Any
 from gateway import state as gateway_state
 from services.detokenizer import state as detokenizer_state
 from services.scheduler import state as scheduler_state
+from services.scheduler.admission import Tombstones
 from services.scheduler.core import SchedulerCore
 from services.scheduler.sequence import Attempt
+from services.scheduler.state import AttemptEvent, AttemptPhase
 from services.tokenizer import state as tokenizer_state
 from tests.simulation.loop import ProcessLoop
 from tests.simulation.world import World
@@ -45,6 +47,7 @@ def probes() -> Iterator[tuple[Any, str, Any]]:
             if getattr(module, step.__name__, None) is step and module.__name__.startswith(("services", "gateway")):
                 yield module, step.__name__, counted
     yield SchedulerCore, "_accept", _accept
+    yield Tombstones, "forget_old", _forget_old
 
 
 def _counted(table: str, step: Step) -> Step:
@@ -82,6 +85,17 @@ def _accept(self: SchedulerCore, attempt: Attempt, now: float) -> Any:
             _world().violated(f"a scheduler begins an attempt of {submission.request_id} again, after {began[key]}")
         began[key] = f"{submission.attempt_id:x}, number {submission.attempt_number}"
     return _accept_rightly(self, attempt, now)
+
+
+_forget_old_rightly = Tombstones.forget_old
+
+
+def _forget_old(self: Tombstones, now: float) -> None:
+    """A tombstone has no phase of its own: its end is counted where it comes."""
+    before = len(self)
+    _forget_old_rightly(self, now)
+    forgotten = _named("an attempt in the scheduler", AttemptPhase.RELEASED, AttemptEvent.FORGET)
+    _world().counts[forgotten] += before - len(self)
 
 
 def _world() -> World:

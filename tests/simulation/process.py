@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from services.runtime.config import ProcessConfig
@@ -116,24 +118,27 @@ class Service(Process):
         """Where others find it."""
         return f"{self._config.host}:{self._config.port}"
 
-    def launch(self) -> None:
-        """Starts it."""
-        self.start(self._run)
+    def launch(self, model: Path | None = None) -> None:
+        """Starts it, with another model than its own if one is given."""
+        config = self._config
+        if model is not None:
+            config = replace(config, model=model)  # type: ignore[call-arg]  # of a service that has one
+        self.start(partial(self._run, config))
 
     def drain(self) -> None:
         """SIGTERM."""
         if self.alive:
             self.loop.deliver(self._drain)
 
-    async def _run(self) -> None:
+    async def _run(self, config: ProcessConfig) -> None:
         self._stop = asyncio.Event()
-        code = await run_async(self.name, self._config, self._made, stop=self._stop)
+        code = await run_async(self.name, config, partial(self._made, config), stop=self._stop)
         if code:
             self.world.violated(f"{self.name} ended with exit code {code}")
 
-    def _made(self, runtime: Runtime) -> App:
+    def _made(self, config: ProcessConfig, runtime: Runtime) -> App:
         self.runtime = runtime
-        self.app = self._make_app(runtime, self._config)
+        self.app = self._make_app(runtime, config)
         return self.app  # type: ignore[no-any-return]  # whichever service it is
 
     def _drain(self) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tests.simulation.plan import Plan, plan_of
+from tests.simulation.occasions import plan_of
+from tests.simulation.plan import Plan
 from tests.simulation.run import run
 from tests.simulation.shrinking import shrunk
 

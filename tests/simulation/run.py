@@ -9,9 +9,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from services.protocol.sender import SUSPECT_S
 from services.runtime import log
+from tests.simulation import model
 from tests.simulation.caller import Caller
 from tests.simulation.deployment import GRACES_S, Deployment
 from tests.simulation.excuses import unexcused
@@ -153,6 +155,9 @@ class Run:
             case "kill" | "kill silently":
                 service.kill(silently=kind == "kill silently")
                 self.world.at(mend_at, partial(self._revive, service))
+            case "misfit":
+                self._restart(service, model.another_directory())
+                self.world.at(mend_at, partial(self._restart, service))
             case "pause":
                 service.pause()
                 self.world.at(mend_at, service.resume)
@@ -167,6 +172,11 @@ class Run:
         if not service.alive:
             self.world.tell("TROUBLE", f"{service.name} is started again")
             service.launch()
+
+    def _restart(self, service: Service, model: Path | None = None) -> None:
+        """Kills it, and starts it with a model of its own."""
+        service.kill()
+        service.launch(model)
 
     def _mend(self) -> None:
         """From now on everything works, and what is draining is started again once it has stopped."""
