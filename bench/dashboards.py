@@ -2,7 +2,7 @@
 
     python -m bench.dashboards [--seconds 240]
 
-Callers come and go in waves; one detokenizer is stopped for a moment, some callers leave and some ask for too much, so
+Callers come and go in waves; the detokenizer is stopped for moments, some callers leave and some ask for too much, so
 that there is something to see. The engine is the fake one: what is drawn is the loop. Needs `prometheus`.
 """
 
@@ -30,9 +30,9 @@ from tailrace.client import Client, ClientError
 OUT = Path("docs/pictures")
 FLAGS = ("--fake-pace-ms", "20", "--fake-prefill-us-per-token", "40", "--kv-tokens", "16384", "--max-running", "24")
 CALLERS_MAX = 28
-PAUSE_S = 1.5
+PAUSES, PAUSE_S = 3, 1.7
 SETTLED_S = 20
-STEP_S = 2
+STEP_S = 1
 
 
 def main() -> None:
@@ -59,12 +59,12 @@ async def _run(seconds: float) -> dict[str, str]:
 
 async def _picture(session: aiohttp.ClientSession, dashboard: Dashboard, start: float, end: float) -> str:
     charts = [await _chart(session, panel, start, end) for panel in dashboard.panels]
-    note = "a run with the fake engine; the detokenizer was stopped for a moment halfway"
+    note = "a run with the fake engine; halfway the detokenizer was stopped for a moment, three times"
     return page(dashboard.title, note, charts, end - start)
 
 
 async def _load(stack: Stack, seconds: float) -> None:
-    """More and more callers, then fewer; halfway a moment's silence."""
+    """More and more callers, then fewer; halfway moments of silence."""
     ends = time.monotonic() + seconds
     async with Client(stack.grpc) as client, asyncio.TaskGroup() as tasks:
         for number in range(CALLERS_MAX):
@@ -72,9 +72,11 @@ async def _load(stack: Stack, seconds: float) -> None:
             leaves = ends - (number / CALLERS_MAX) * 0.3 * seconds
             tasks.create_task(_call(client, random.Random(number), comes, leaves))
         await asyncio.sleep(seconds / 2)
-        os.kill(stack.pids["detokenizer"], signal.SIGSTOP)
-        await asyncio.sleep(PAUSE_S)
-        os.kill(stack.pids["detokenizer"], signal.SIGCONT)
+        for _ in range(PAUSES):
+            os.kill(stack.pids["detokenizer"], signal.SIGSTOP)
+            await asyncio.sleep(PAUSE_S)
+            os.kill(stack.pids["detokenizer"], signal.SIGCONT)
+            await asyncio.sleep(PAUSE_S)
 
 
 async def _call(client: Client, chance: random.Random, comes_s: float, leaves: float) -> None:
