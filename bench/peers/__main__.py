@@ -94,7 +94,7 @@ async def _measure(
                 absent[peer.name] = str(why)
                 console.print(f"without {peer.name}: {why}", style="yellow", highlight=False, markup=False)
                 continue
-            target = await stack.enter_async_context(HttpTarget(url, peer.model))
+            target = await stack.enter_async_context(HttpTarget(url, peer.model, plain_schema=peer.plain_schema))
             systems.append(System(peer.name, peer.weights, target, (pid,), peer.weight_bits))
         with Shown(len(plan.loads) * plan.rounds * len(systems)) as shown:
             results = await compare(systems, plan, lambda seed: Prompts(model, seed), shown.run, shown.failure)

@@ -27,6 +27,7 @@ class LlamaCpp(Peer):
     weights = "Q4_0"
     weight_bits = 4.5
     model = "smollm2"
+    plain_schema = True
 
     def install(self, root: Path, console: Console) -> None:
         """Compiling takes a quarter of an hour on two idle cores, once; what was interrupted goes on where it was."""

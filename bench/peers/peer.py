@@ -26,6 +26,8 @@ class Peer(Protocol):
     """Of one weight as it is stored, its share of the scales included; None where that isn't known."""
     model: str
     """Its name in requests."""
+    plain_schema: bool = False
+    """Whether its completions take a JSON schema as `json_schema` and overlook `response_format`."""
 
     @abstractmethod
     def install(self, root: Path, console: Console) -> None:

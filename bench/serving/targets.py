@@ -47,11 +47,12 @@ class Target(Protocol):
 
 
 class HttpTarget(Target):
-    """`/v1/completions`, streamed, with usage."""
+    """`/v1/completions`, streamed, with usage. `plain_schema`: a schema goes by itself, not in `response_format`."""
 
-    def __init__(self, url: str, model: str) -> None:
+    def __init__(self, url: str, model: str, *, plain_schema: bool = False) -> None:
         self._url = url
         self._model = model
+        self._plain_schema = plain_schema
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
@@ -74,6 +75,8 @@ class HttpTarget(Target):
         }
         if ask.schema is None:
             body["ignore_eos"] = True
+        elif self._plain_schema:
+            body["json_schema"] = json.loads(ask.schema)
         else:
             schema = json.loads(ask.schema)
             body["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
