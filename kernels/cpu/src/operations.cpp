@@ -72,11 +72,14 @@ namespace {
 class Pages {
  public:
   Pages(const Kernels& kernels, Format format, const tailrace_attention_sizes& sizes)
-      : kernels_(kernels), format_(format), sizes_(sizes), kv(kernels.kv_layout[format](sizes.block_size, sizes.head_dim)) {
+      : kv(kernels.kv_layout[format](sizes.block_size, sizes.head_dim)), kernels_(kernels), format_(format), sizes_(sizes) {
     const int blocks = (sizes.known + sizes.block_size - 1) / sizes.block_size;
     for (int i = 0; i < blocks; i++) table.push_back(blocks - 1 - i);
     bytes_.resize(blocks * kv.bytes + 64);
   }
+
+  const KvLayout kv;
+  std::vector<int32_t> table;
 
   uint8_t* data() { return bytes_.data() + (64 - (uintptr_t)bytes_.data() % 64) % 64; }
 
@@ -93,10 +96,6 @@ class Pages {
   const Format format_;
   const tailrace_attention_sizes& sizes_;
   std::vector<uint8_t> bytes_;
-
- public:
-  const KvLayout kv;
-  std::vector<int32_t> table;
 };
 
 }  // namespace
