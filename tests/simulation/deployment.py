@@ -83,7 +83,7 @@ def _engine(shape: Shape) -> dict[str, Any]:
         "max_step_tokens": shape.max_step_tokens,
         "max_held": 256,
         "lease_grace_s": 3.0,
-        "tombstone_ttl_s": 5.0,  # longer than any call is late
+        "tombstone_ttl_s": shape.tombstone_ttl_s,
     }
 
 

@@ -43,9 +43,12 @@ def another_model(random: Random, plan: Plan) -> Plan:
 def crowd(random: Random, plan: Plan) -> Plan:
     """Answers that grow into the last blocks while a long prompt is still computed, in many small chunks.
 
-    One block per sequence is left free for that; so they must need a second one each before the prompt is done.
+    One block per sequence is left free for that; so they must need a second one each before the prompt is done. With no
+    call late, tombstones may go early.
     """
-    shape = Shape(kv_blocks=random.randint(31, 35), max_step_tokens=16, step_s=random.choice((0.01, 0.03)))
+    shape = Shape(
+        kv_blocks=random.randint(31, 35), max_step_tokens=16, step_s=random.choice((0.01, 0.03)), tombstone_ttl_s=0.3
+    )
     callers = [_caller(random, at=0.5, prompt=random.randint(3, 8), max_tokens=90) for _ in range(7)]
     callers += [_caller(random, at=random.uniform(0.52, 0.6), prompt=250, max_tokens=4) for _ in range(2)]
     return replace(plan, shape=shape, callers=callers, faults=[])

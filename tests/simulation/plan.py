@@ -51,6 +51,7 @@ class Shape:
     max_waiting: int = 16
     max_step_tokens: int = 48
     max_open: int = 64
+    tombstone_ttl_s: float = 60.0  # longer than a Submit is tried, and the last one late
 
     @property
     def is_roomy(self) -> bool:
