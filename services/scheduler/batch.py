@@ -4,6 +4,11 @@ Sequences join and leave at every step. Decoding ones go first, one token each; 
 goes to prefills, in the order of their ranks, in chunks. When the pool runs dry the last in that order gives its blocks
 back and waits, to be computed again with its output so far: nobody who reads its output can tell.
 
+A step may be planned while the one before is in flight. Which ids that one draws isn't known then, nor who ends with
+them, but all else is: who decodes, at which positions, in which blocks. The engine runs steps in the order of their
+plans, so a block that is given up while a step still writes into it can be given out at once: its next owner comes
+after that step. What needs an outcome waits for it: a preemption, and sharing what isn't computed yet.
+
 What the prefix cache knows of a prompt is not computed again. A sequence whose next block is just being computed for
 another one (a sibling choice, an equal prompt) is passed over until it is there.
 """
@@ -27,24 +32,33 @@ LOOK_AHEAD = 64
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """A sequence that the engine must take up before the step."""
+    """A sequence that the engine must take up before the step; `stop_ids` and `min_tokens` as in `stops_at`."""
 
     key: SequenceKey
     spec: SamplingSpec
     prompt_ids: tuple[int, ...]
     output_ids: tuple[int, ...]
+    stop_ids: frozenset[int] = frozenset()
+    min_tokens: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class Plan:
-    """One step: first `closes`, then `opens`, then one forward pass over `slices`. `tokens` counts all slices' ids."""
+    """One step: first `closes`, then `opens`, then one forward pass over `slices`. `tokens` counts all slices' ids.
+
+    A decode's slice has no ids: its one id is drawn last by the step before, which may not have run yet. `samples`
+    counts the slices that sample, `drawn` the tokens that came of them once the step was applied. `grown` are those
+    that got a block for it.
+    """
 
     closes: list[SequenceKey]
     opens: list[Opening] = field(default_factory=list)
     slices: list[Slice] = field(default_factory=list)
     prefills: list[tuple[Sequence, int]] = field(default_factory=list)
     admitted: list[Sequence] = field(default_factory=list)
+    grown: list[Sequence] = field(default_factory=list)
     samples: int = 0
+    drawn: int = 0
     tokens: int = 0
     scores: bool = False
 
@@ -74,6 +88,7 @@ class Batch:
         self.preemptions = 0
         self._limits = limits
         self._closes: list[SequenceKey] = []
+        self._turn = 0
 
     @property
     def running(self) -> int:
@@ -116,22 +131,31 @@ class Batch:
         if not sound:
             self.cache.forget_of(sequence.log.key, sequence.path)
         elif sequence.phase is SequencePhase.DECODE:
-            self._share(sequence, sequence.decode.start)
+            self._share(sequence, sequence.length - 1)
         self.cache.let_go(sequence.path, sequence.clear())
         self._closes.append(sequence.log.key)
 
     def plan(self) -> Plan:
-        """The next step, which may be empty. It must be applied before the next one is planned."""
-        self._grow()
-        closes, self._closes = self._closes, []
-        plan = Plan(closes)
-        plan.slices = [sequence.decode for sequence in self.decoding.values()]
-        plan.samples = plan.tokens = len(plan.slices)
-        for sequence in self.prefilling.values():
-            self._add_prefill(plan, sequence)
+        """The next step, which may be empty; none is in flight."""
+        plan = Plan([])
+        self._make_room()
+        self._fill(plan, list(self.decoding.values()))
+        return plan
+
+    def plan_ahead(self) -> Plan | None:
+        """The step after the one in flight; None when there is none, or when that one's outcome must be waited for."""
+        coming = [*self.decoding.values(), *(s for s in self.prefilling.values() if s.planned == len(s.pending))]
+        decodes = [sequence for sequence in coming if sequence.planned_output < sequence.limit]
+        if self.cache.available < sum(sequence.planned >= sequence.room for sequence in decodes):
+            return None
+        plan = Plan([])
+        self._fill(plan, decodes)
+        return plan if plan.slices or plan.closes else None
+
+    def extend(self, plan: Plan) -> None:
+        """Adds to a plan that hasn't begun to run what can be admitted by now."""
         if self.waiting:
             self._admit_waiting(plan)
-        return plan
 
     def advance(self, plan: Plan) -> None:
         """Counts the computed chunks of those that are still there; a completed prefill goes on to decode."""
@@ -142,6 +166,10 @@ class Batch:
                 if sequence.computed == len(sequence.pending):
                     sequence.start_decode()
                     self.decoding[sequence.log.key] = self.prefilling.pop(sequence.log.key)
+        for sequence in plan.grown:
+            if sequence.log.key in self.decoding:
+                # All of the blocks that it had before are full now.
+                self._share(sequence, sequence.length - 1)
 
     def check_integrity(self, leaving: Iterable[Sequence]) -> None:
         """Raises AssertionError when the queues or the pool's accounts are wrong."""
@@ -150,19 +178,45 @@ class Batch:
         assert all(len(sequence.blocks) * self.block_size == sequence.room for sequence in running)
         self.cache.check_integrity((sequence.path, sequence.blocks) for sequence in running)
 
+    # Decoding
+
+    def _fill(self, plan: Plan, decodes: list[Sequence]) -> None:
+        plan.closes, self._closes = self._closes, []
+        for sequence in sorted((s for s in decodes if s.planned >= s.room), key=lambda s: s.rank):
+            sequence.add_blocks(self.cache.take(1), self.block_size)
+            plan.grown.append(sequence)
+        plan.slices = self._decode(decodes)
+        plan.samples = plan.tokens = len(plan.slices)
+        for sequence in self.prefilling.values():
+            self._add_prefill(plan, sequence)
+        self.extend(plan)
+        if plan.slices:
+            self._turn ^= 1
+
+    def _decode(self, sequences: list[Sequence]) -> list[Slice]:
+        """Their slices of this turn, each for the position that follows; runs once per sequence and step."""
+        turn, slices = self._turn, []
+        for sequence in sequences:
+            part, position = sequence.decodes[turn], sequence.planned_output
+            part.token_ids = ()
+            part.start = sequence.planned
+            part.block_table = sequence.blocks
+            part.output_position = position
+            part.suppress = position < sequence.suppressed_output
+            sequence.planned += 1
+            sequence.planned_output = position + 1
+            slices.append(part)
+        return slices
+
     # Blocks
 
-    def _grow(self) -> None:
-        """Gives each decoding sequence the block it needs next, in the order of service."""
-        short = [s for s in self.decoding.values() if s.decode.start >= s.room]
-        for sequence in sorted(short, key=lambda s: s.rank):
-            if sequence.phase is SequencePhase.DECODE:
-                # All of its blocks are full now.
-                self._share(sequence, sequence.decode.start)
-            while sequence.phase is SequencePhase.DECODE and not self.cache.available:
+    def _make_room(self) -> None:
+        """Sees to it that each decoding sequence can have the block it needs next, in the order of service."""
+        given = 0
+        for sequence in sorted((s for s in self.decoding.values() if s.planned >= s.room), key=lambda s: s.rank):
+            while sequence.phase is SequencePhase.DECODE and self.cache.available == given:
                 self._preempt(max([*self.decoding.values(), *self.prefilling.values()], key=lambda s: s.rank))
-            if sequence.phase is SequencePhase.DECODE:
-                sequence.add_blocks(self.cache.take(1), self.block_size)
+            given += sequence.phase is SequencePhase.DECODE
 
     def _preempt(self, sequence: Sequence) -> None:
         self.withdraw(sequence)
@@ -177,8 +231,10 @@ class Batch:
         path, size = sequence.path, self.block_size
         while (number := len(path)) < computed // size and self.cache.may_extend(path):
             ids = sequence.ids(number * size, (number + 1) * size)
-            block, salt = sequence.blocks[number], sequence.attempt.submission.tenant
-            sequence.blocks[number] = self.cache.share(path, salt, ids, block, sequence.log.key)
+            own, salt = sequence.blocks[number], sequence.attempt.submission.tenant
+            shared = self.cache.share(path, salt, ids, own, sequence.log.key)
+            if shared != own:
+                sequence.blocks = [*sequence.blocks[:number], shared, *sequence.blocks[number + 1 :]]
 
     # Admitting
 
@@ -247,11 +303,14 @@ class Batch:
         log = sequence.log
         self.prefilling[log.key] = sequence
         plan.admitted.append(sequence)
-        plan.opens.append(Opening(log.key, sequence.spec, sequence.attempt.submission.prompt_ids, tuple(log.ids)))
+        prompt_ids, output_ids = sequence.attempt.submission.prompt_ids, tuple(log.ids)
+        plan.opens.append(
+            Opening(log.key, sequence.spec, prompt_ids, output_ids, sequence.stop_ids, sequence.min_tokens)
+        )
         self._add_prefill(plan, sequence)
 
     def _add_prefill(self, plan: Plan, sequence: Sequence) -> None:
-        tokens = min(len(sequence.pending) - sequence.computed, self._limits.max_step_tokens - plan.tokens)
+        tokens = min(len(sequence.pending) - sequence.planned, self._limits.max_step_tokens - plan.tokens)
         if tokens > 0:
             part = sequence.prefill(tokens)
             plan.slices.append(part)

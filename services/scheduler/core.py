@@ -1,11 +1,13 @@
 """The scheduler's decisions, without a thread, a socket or a clock: events in, effects out.
 
-One caller drives it: `plan`, the engine's step, `apply`, and again. All else (submit, abort, release, expire) may come
-between the two; a sequence that is in the running step then ends when that step is applied.
+One caller drives it: `plan`, the engine's step, `apply`, and again. While a step is in flight the next one may be
+planned (`plan_ahead`); steps run and are applied in the order of their plans. All else (submit, abort, release, expire)
+may come between; a sequence that is in a step then ends when the next one is applied.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as AnySequence
 from functools import partial
@@ -55,7 +57,7 @@ class SchedulerCore:
         self._ended: list[Sequence] = []
         self._deadlines = Deadlines()
         self._leaving: dict[SequenceKey, tuple[Sequence, FinishReason]] = {}
-        self._stepping: Plan | None = None
+        self._steps: deque[Plan] = deque()
         self._keys = map(SequenceKey, count(1))
         self._open = 0
         self._draining = False
@@ -68,7 +70,7 @@ class SchedulerCore:
     @property
     def has_work(self) -> bool:
         """Whether a step is due."""
-        return self.batch.has_work
+        return bool(self._steps) or self.batch.has_work
 
     @property
     def open_sequences(self) -> int:
@@ -223,15 +225,29 @@ class SchedulerCore:
         return effects
 
     def plan(self) -> Plan:
-        """The next step; the one before must have been applied."""
-        assert self._stepping is None
-        self._stepping = self.batch.plan()
-        return self._stepping
+        """The next step; all before must have been applied."""
+        assert not self._steps
+        plan = self.batch.plan()
+        self._steps.append(plan)
+        return plan
+
+    def plan_ahead(self) -> Plan | None:
+        """The step after the one in flight, where it can be told already; it may hold slices of who ends before it."""
+        assert len(self._steps) == 1
+        plan = self.batch.plan_ahead()
+        if plan is not None:
+            self._steps.append(plan)
+        return plan
+
+    def extend(self, plan: Plan) -> None:
+        """Lets those who came since into a step that was planned ahead and hasn't begun."""
+        assert plan is self._steps[-1]
+        self.batch.extend(plan)
 
     def apply(self, plan: Plan, answers: AnySequence[Answer], now: float) -> list[Effect]:
         """Takes in a step's answers: appends tokens, judges every end, frees blocks."""
-        assert plan is self._stepping
-        self._stepping = None
+        first = self._steps.popleft()
+        assert plan is first
         self.stepped_at = now
         logs = self._end_leaving(now)
         self.batch.advance(plan)
@@ -241,7 +257,8 @@ class SchedulerCore:
         for answer in rest:
             if not isinstance(answer, PromptLogprobs):
                 self._fail(answer, logs, now)
-        if len(answers) - len(rest) < plan.samples:
+        plan.drawn = len(answers) - len(rest)
+        if plan.drawn < plan.samples:
             for failed in plan.unanswered(answers):
                 self._fail(failed, logs, now)
         return self._effects(logs)
@@ -298,24 +315,14 @@ class SchedulerCore:
             if sequence is None or not isinstance(answer, Sampled) or not 0 <= answer.token_id < vocab_size:
                 rest.append(answer)
                 continue
-            token_id, log, part = answer.token_id, sequence.log, sequence.decode
+            token_id, log = answer.token_id, sequence.log
             if log.logprobs is not None:
                 log.logprobs.append(answer.logprobs or NO_LOGPROBS)
             log.ids.append(token_id)
-            part.token_ids = (token_id,)
-            part.start += 1
-            part.output_position += 1
             logs.append(log)
-            if part.output_position >= sequence.checkpoint or token_id in sequence.stop_ids:
-                self._judge(sequence, now)
+            if (len(log.ids) >= sequence.limit or token_id in sequence.stop_ids) and (end := natural_end(sequence)):
+                self._finish(sequence, end, now)
         return rest
-
-    def _judge(self, sequence: Sequence, now: float) -> None:
-        end = natural_end(sequence)
-        if end is not None:
-            self._finish(sequence, end, now)
-        elif len(sequence.log.ids) >= sequence.min_tokens:
-            sequence.stop_suppressing()
 
     def _fail(self, answer: Sampled | Failed, logs: list[TokenLog], now: float) -> None:
         """Ends a sequence whose answer was no token, and no other. One that left meanwhile needs no answer."""
@@ -332,7 +339,7 @@ class SchedulerCore:
         for sequence in attempt.sequences:
             if sequence.phase is SequencePhase.ENDED or sequence.log.key in self._leaving:
                 continue
-            if sequence.phase is not SequencePhase.WAITING and self._stepping is not None:
+            if sequence.phase is not SequencePhase.WAITING and self._steps:
                 self.batch.withdraw(sequence)
                 self._leaving[sequence.log.key] = sequence, reason
                 continue
@@ -348,7 +355,7 @@ class SchedulerCore:
         return [sequence.log for sequence in queued]
 
     def _end_leaving(self, now: float) -> list[TokenLog]:
-        """Ends those that were stopped during the step that is over; what it drew for them is dropped."""
+        """Ends those that were stopped during the step that is over; what it and the next one draw is dropped."""
         leaving, self._leaving = self._leaving, {}
         for sequence, reason in leaving.values():
             self.batch.vacate(sequence)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from services.protocol.events import EndOfText, ErrorCode, Failure, FinishReason, StopMatch, StopToken
-from services.scheduler.engine.api import Failed, FailureKind, Sampled
+from services.scheduler.engine.api import Failed, FailureKind, Sampled, SamplingSpec
 from services.scheduler.sequence import Sequence
 from services.scheduler.token_log import End
 
@@ -14,12 +16,27 @@ _ERROR_CODES = {
 }
 
 
+class StopRules(Protocol):
+    """What of a sequence says which tokens end it."""
+
+    @property
+    def stop_ids(self) -> frozenset[int]: ...
+    @property
+    def min_tokens(self) -> int: ...
+    @property
+    def spec(self) -> SamplingSpec: ...
+
+
+def stops_at(rules: StopRules, token_id: int, length: int) -> bool:
+    """Whether this token, the last one of an output of `length` tokens, stops it."""
+    # Under a constraint an end is drawn too early only where nothing else may follow.
+    return token_id in rules.stop_ids and (length > rules.min_tokens or rules.spec.constraint is not None)
+
+
 def natural_end(sequence: Sequence) -> End | None:
     """The end that the last output token brought, if it did: a stop goes before a limit reached by the same token."""
     length, token_id = len(sequence.log.ids), sequence.log.ids[-1]
-    # Under a constraint an end is drawn too early only where nothing else may follow.
-    may_end = length > sequence.min_tokens or sequence.spec.constraint is not None
-    if token_id in sequence.stop_ids and may_end:
+    if stops_at(sequence, token_id, length):
         return End(FinishReason.STOP, length, stop=_stop_match(sequence, token_id))
     if length >= sequence.limit:
         return End(FinishReason.LENGTH, length)

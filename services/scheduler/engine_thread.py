@@ -9,9 +9,30 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+
+
+class Call(Generic[T]):
+    """A call that was put in line; `outcome` is its result, or what it raised."""
+
+    def __init__(self, work: Callable[[], T], outcome: asyncio.Future[T]) -> None:
+        self.work = work
+        self.outcome = outcome
+        self._free = [True]
+
+    def begin(self) -> bool:
+        """Whether whoever asks has it for himself: the first one does, on whatever thread."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            return False
+
+    def take_back(self) -> bool:
+        """Whether it has not begun; then it never will."""
+        return self.begin()
+
 
 ENGINE_NICENESS = 5
 
@@ -24,16 +45,20 @@ class EngineThread:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._calls: SimpleQueue[tuple[asyncio.Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._calls: SimpleQueue[Call[Any] | None] = SimpleQueue()
         self._ended = self._loop.create_future()
         # A daemon: a step that hangs must not keep a process that was told to end.
         threading.Thread(target=self._work, name="engine", daemon=True).start()
 
-    async def run(self, call: Callable[..., T], *args: Any) -> T:
+    def start(self, work: Callable[..., T], *args: Any) -> Call[T]:
+        """Puts a call in line, behind those that were started before."""
+        call = Call(partial(work, *args), self._loop.create_future())
+        self._calls.put(call)
+        return call
+
+    async def run(self, work: Callable[..., T], *args: Any) -> T:
         """The call's result, or what it raised. Cancelled, it leaves the call running: nobody can stop a step."""
-        future: asyncio.Future[T] = self._loop.create_future()
-        self._calls.put((future, partial(call, *args)))
-        return await future
+        return await self.start(work, *args).outcome
 
     async def close(self) -> None:
         """Returns when the thread has finished what it was doing and ended."""
@@ -42,14 +67,15 @@ class EngineThread:
 
     def _work(self) -> None:
         _yield_to_event_loops()
-        while (job := self._calls.get()) is not None:
-            future, call = job
+        while (call := self._calls.get()) is not None:
+            if not call.begin():
+                continue
             try:
-                result = call()
+                result = call.work()
             except BaseException as error:  # noqa: BLE001  # it belongs to whoever waits
-                self._tell(_fail, future, error)
+                self._tell(_fail, call.outcome, error)
             else:
-                self._tell(_resolve, future, result)
+                self._tell(_resolve, call.outcome, result)
         self._tell(_resolve, self._ended, None)
 
     def _tell(self, how: Callable[..., None], future: asyncio.Future[Any], outcome: object) -> None:

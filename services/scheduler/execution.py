@@ -1,52 +1,91 @@
-"""Runs one planned step on an engine. A failure that can be blamed on one sequence ends that one and no other."""
+"""Runs planned steps on an engine. A failure that can be blamed on one sequence ends that one and no other."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from services.runtime.log import get_logger
 from services.scheduler.batch import Opening, Plan
-from services.scheduler.engine.api import Answer, Engine, Failed, FailureKind, SequenceKey, Slice
+from services.scheduler.ending import stops_at
+from services.scheduler.engine.api import Answer, Engine, Failed, FailureKind, Sampled, SequenceKey, Slice
 
 _log = get_logger("scheduler")
 
 
-def execute(engine: Engine, plan: Plan) -> list[Answer]:
-    """Tells the engine who left and who came, then steps; runs on the engine thread and raises nothing."""
-    for key in plan.closes:
-        _close(engine, key)
-    refused = [failed for opening in plan.opens if (failed := _open(engine, opening)) is not None]
-    slices = plan.slices
-    if refused:
-        keys = {failed.key for failed in refused}
-        slices = [part for part in slices if part.key not in keys]
-    return [*refused, *_step(engine, slices)] if refused else _step(engine, slices)
+class Execution:
+    """The engine thread's side of the step loop; every method runs there and raises nothing.
 
+    A step may have been planned before the outcome of the last one was known. What it lacks is filled in here: the id
+    that a decode computes, which is the one drawn last for it. A slice of a sequence that has ended meanwhile, by a
+    stop or a failure, is left out.
+    """
 
-def _step(engine: Engine, slices: list[Slice]) -> list[Answer]:
-    if not slices:
-        return []
-    try:
-        return engine.step(slices)
-    except Exception as error:  # noqa: BLE001  # the engine's edge: whatever it is, the process goes on
-        if len(slices) == 1:
-            return [_failed(slices[0].key, error)]
-        _log.exception("a step failed; its sequences are run one by one", sequences=len(slices))
-    # Running a slice again is harmless: it writes the same KV to the same places and draws with the same key.
-    return [answer for part in slices for answer in _step(engine, [part])]
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._vocab_size = engine.info.vocab_size
+        self._open: dict[SequenceKey, Opening] = {}
+        self._drawn: dict[SequenceKey, int] = {}
 
+    def run(self, plan: Plan) -> list[Answer]:
+        """Tells the engine who left and who came, then steps."""
+        for key in plan.closes:
+            self._close(key)
+        refused = [failed for opening in plan.opens if (failed := self._take_up(opening)) is not None]
+        answers = [*refused, *self._step(self._completed(plan.slices))]
+        self._note(answers)
+        return answers
 
-def _open(engine: Engine, opening: Opening) -> Failed | None:
-    try:
-        engine.open(opening.key, opening.spec, opening.prompt_ids, opening.output_ids)
-    except Exception as error:  # noqa: BLE001  # likewise
-        return _failed(opening.key, error)
-    return None
+    def _completed(self, slices: Iterable[Slice]) -> list[Slice]:
+        """Those that can be computed, with their ids; runs once per sequence and step."""
+        rows, opened, drawn, vocab_size = [], self._open, self._drawn, self._vocab_size
+        for part in slices:
+            opening = opened.get(part.key)
+            if opening is None:
+                continue
+            if not part.token_ids:
+                token_id = drawn.get(part.key, -1)
+                if not 0 <= token_id < vocab_size:
+                    continue
+                if token_id in opening.stop_ids and stops_at(opening, token_id, part.output_position):
+                    continue
+                part.token_ids = (token_id,)
+            rows.append(part)
+        return rows
 
+    def _note(self, answers: Iterable[Answer]) -> None:
+        for answer in answers:
+            if isinstance(answer, Sampled):
+                self._drawn[answer.key] = answer.token_id
+            elif isinstance(answer, Failed):
+                self._open.pop(answer.key, None)
 
-def _close(engine: Engine, key: SequenceKey) -> None:
-    try:
-        engine.close(key)
-    except Exception:  # noqa: BLE001  # likewise; it may never have been opened
-        _log.exception("the engine could not close a sequence", key=key)
+    def _step(self, slices: list[Slice]) -> list[Answer]:
+        if not slices:
+            return []
+        try:
+            return self._engine.step(slices)
+        except Exception as error:  # noqa: BLE001  # the engine's edge: whatever it is, the process goes on
+            if len(slices) == 1:
+                return [_failed(slices[0].key, error)]
+            _log.exception("a step failed; its sequences are run one by one", sequences=len(slices))
+        # Running a slice again is harmless: it writes the same KV to the same places and draws with the same key.
+        return [answer for part in slices for answer in self._step([part])]
+
+    def _take_up(self, opening: Opening) -> Failed | None:
+        try:
+            self._engine.open(opening.key, opening.spec, opening.prompt_ids, opening.output_ids)
+        except Exception as error:  # noqa: BLE001  # likewise
+            return _failed(opening.key, error)
+        self._open[opening.key] = opening
+        return None
+
+    def _close(self, key: SequenceKey) -> None:
+        self._open.pop(key, None)
+        self._drawn.pop(key, None)
+        try:
+            self._engine.close(key)
+        except Exception:  # noqa: BLE001  # likewise; it may never have been opened
+            _log.exception("the engine could not close a sequence", key=key)
 
 
 def _failed(key: SequenceKey, error: Exception) -> Failed:

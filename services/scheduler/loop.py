@@ -1,14 +1,16 @@
 """The step loop: plan, step, apply, publish, again; and the one door through which every other event reaches the core.
 
 The core lives on the event loop. Only the engine runs elsewhere, on a thread of its own, so requests come, leave and
-are answered while a step runs.
+are answered while a step runs. There the next step waits in line by then, wherever it can be planned without this
+one's outcome: the engine goes from one to the other, and what one brought is judged and published beside the other.
+Who comes meanwhile still gets into the step in line.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from services.protocol.events import FinishReason
 from services.protocol.inspection import EndedRequests
@@ -18,12 +20,14 @@ from services.runtime.error_tree import TailraceError, Unavailable
 from services.runtime.log import get_logger
 from services.runtime.metrics import SchedulerMetrics
 from services.runtime.trace import NO_TRACER, Tracer
+from services.scheduler import engine_thread
+from services.scheduler.batch import Plan
 from services.scheduler.call import STOPPING, Call, Rows
 from services.scheduler.core import SchedulerCore
 from services.scheduler.effects import Effect, Load, Released
-from services.scheduler.engine.api import Engine
+from services.scheduler.engine.api import Answer, Engine
 from services.scheduler.engine_thread import EngineThread
-from services.scheduler.execution import execute
+from services.scheduler.execution import Execution
 from services.scheduler.measures import Measures
 from services.scheduler.ownership import Claimed, Held, Reconciled
 from services.scheduler.publisher import Publisher
@@ -34,6 +38,14 @@ from services.scheduler.submission import Route, Submission
 from services.scheduler.views import AttemptViews
 
 _log = get_logger("scheduler")
+
+
+@dataclass(slots=True, eq=False)
+class _Step:
+    """A planned step, and its place in the engine thread's line."""
+
+    plan: Plan
+    call: engine_thread.Call[list[Answer]]
 
 
 class StepLoop:
@@ -53,7 +65,8 @@ class StepLoop:
         self.publisher = publisher
         self.pulse = Pulse()
         self.ended = EndedRequests()
-        self._engine = engine
+        self._execution = Execution(engine)
+        self._ahead: _Step | None = None
         self._clock = clock
         self._measures = Measures(metrics, core, self.pulse, clock)
         self._spans = None if tracer is NO_TRACER else AttemptSpans(tracer, core)
@@ -70,6 +83,7 @@ class StepLoop:
             self._measures.count_refusal(error)
             raise
         self._perform(effects)
+        self._extend_ahead()
         self._wakeup.set()
 
     def abort(self, attempt_ids: Sequence[int], reason: FinishReason, sender: Route | None) -> list[int]:
@@ -180,6 +194,8 @@ class StepLoop:
         self.closed = True
         if self._spans is not None:
             self._spans.close(self._clock.now())
+        if self._ahead is not None:
+            self._ahead.call.take_back()  # nobody would hear of it
         self.publisher.close_all()
         self._tell_watchers()
 
@@ -189,16 +205,29 @@ class StepLoop:
         return stale
 
     async def _step(self) -> None:
-        plan = self.core.plan()
+        step = self._ahead or self._start(self.core.plan())
         started_at = self._clock.now()
-        self.pulse.begin(plan.tokens, started_at)
-        self._measures.count_admitted(plan, started_at)
-        answers = await self._thread.run(execute, self._engine, plan)
+        self.pulse.begin(step.plan.tokens, started_at)
+        self._measures.count_admitted(step.plan, started_at)
+        ahead = self.core.plan_ahead()
+        self._ahead = None if ahead is None else self._start(ahead)
+        answers = await step.call.outcome
         now = self._clock.now()
         self.pulse.end(now)
-        effects = self.core.apply(plan, answers, now)
-        self._measures.count_step(plan, started_at, now)
+        effects = self.core.apply(step.plan, answers, now)
+        self._measures.count_step(step.plan, started_at, now)
         self._perform(effects)
+        if not effects:
+            self._tell_watchers()  # the last steps may end nobody, and only now is nothing in flight
+
+    def _start(self, plan: Plan) -> _Step:
+        return _Step(plan, self._thread.start(self._execution.run, plan))
+
+    def _extend_ahead(self) -> None:
+        """Somebody came: into the step that waits in line, if that has not begun."""
+        if self._ahead is not None and self._ahead.call.take_back():
+            self.core.extend(self._ahead.plan)
+            self._ahead = self._start(self._ahead.plan)
 
     async def _rest(self) -> None:
         if not self.core.open_sequences:

@@ -89,7 +89,7 @@ class Measures:
         kind = "decode" if not plan.prefills else "prefill" if prefilled == plan.tokens else "mixed"
         self._step_seconds[kind].observe(now - started_at)
         self._metrics.batch_size.observe(len(plan.slices))
-        self._metrics.output_tokens_total.inc(plan.samples)
+        self._metrics.output_tokens_total.inc(plan.drawn)
         if prefilled:
             self._metrics.prompt_tokens_total.inc(prefilled)
         for sequence, _ in plan.prefills:

@@ -49,12 +49,13 @@ class Sequence:
     """One sequence: its rules, its log, and what it holds while it runs. `rank` is its place in the order of service.
 
     `limit` is the most output tokens it may have. `stop_ids` end it, except below `min_tokens`. The leading ones of its
-    `blocks` are shared, as the prefix cache's `path` says. `pending` are the ids that prefill computes, of which
-    `computed` are done. `decode` is the one slice it decodes with: a step's slice
-    differs from the last one's by a token, and building a new one per token would cost more than the rest of planning.
-    `room` is how many positions its blocks hold; `checkpoint` the output length at which something other than one more
-    token is due, so that most tokens are judged by two comparisons. `changed_at` is when it came, or ended;
-    `admitted_at` and `first_token_at` are the starts of the step that first ran it and of its output, 0 before.
+    `blocks` are shared, as the prefix cache's `path` says; `room` is how many positions they hold. Steps in flight read
+    the list of blocks, so another one takes its place instead of a change to it. `pending` are the ids that prefill
+    computes, of which `computed` are done. `planned` positions and `planned_output` tokens are done, or will be when
+    the steps in flight are. `decodes` are the slices it decodes with, one for every other step, of which two may be in
+    flight: a step's slice differs from the last one's by a token, and building a new one per token would cost more than
+    the rest of planning. `changed_at` is when it came, or ended; `admitted_at` and `first_token_at` are the starts of
+    the step that first ran it and of its output, 0 before.
     """
 
     attempt: Attempt
@@ -69,16 +70,19 @@ class Sequence:
     path: list[Node] = field(default_factory=list)
     pending: tuple[int, ...] = ()
     computed: int = 0
+    planned: int = 0
+    planned_output: int = 0
     room: int = 0
-    checkpoint: int = 0
     preemptions: int = 0
     changed_at: float = 0.0
     admitted_at: float = 0.0
     first_token_at: float = 0.0
-    decode: Slice = field(init=False)
+    decodes: tuple[Slice, Slice] = field(init=False)
+    suppressed_output: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.decode = Slice(self.log.key, (), 0, self.blocks, True, 0, False)
+        self.decodes = self._empty_slice(), self._empty_slice()
+        self.suppressed_output = self.min_tokens if self.spec.suppressible_ids else 0
 
     @property
     def length(self) -> int:
@@ -93,11 +97,6 @@ class Sequence:
             return prompt_ids[start:end]
         return (*prompt_ids[start:known], *self.log.ids[max(start - known, 0) : end - known])
 
-    @property
-    def suppresses(self) -> bool:
-        """Whether its next token must not be one that ends it."""
-        return bool(self.spec.suppressible_ids) and len(self.log.ids) < self.min_tokens
-
     def move(self, event: SequenceEvent) -> None:
         """Goes on to the next phase."""
         self.phase = next_sequence_phase(self.phase, event)
@@ -108,25 +107,27 @@ class Sequence:
         self.path += path
         self.add_blocks([*(node.block for node in path), *blocks], block_size)
         self.pending = self.ids(0, self.length)
-        self.computed = len(path) * block_size
+        self.computed = self.planned = len(path) * block_size
+        self.planned_output = len(self.log.ids)
         if not self.preemptions:
             self.log.cached_prompt_tokens = min(self.computed, len(self.attempt.submission.prompt_ids))
 
     def add_blocks(self, blocks: list[int], block_size: int) -> None:
         """Takes more blocks."""
-        self.blocks += blocks
+        self.blocks = [*self.blocks, *blocks]
         self.room = len(self.blocks) * block_size
 
     def prefill(self, tokens: int) -> Slice:
         """The slice for its next `tokens` pending ids; the last one of the prefill samples."""
-        end = self.computed + tokens
-        ids = self.pending[self.computed : end]
+        start, end = self.planned, self.planned + tokens
         samples = end == len(self.pending)
-        scored = self._scored(self.computed + 1, end + 1)
-        top = self.spec.prompt_logprobs or 0
-        return Slice(
-            self.log.key, ids, self.computed, self.blocks, samples, len(self.log.ids), self.suppresses, scored, top
-        )
+        scored = self._scored(start + 1, end + 1)
+        position, top = self.planned_output, self.spec.prompt_logprobs or 0
+        suppress = position < self.suppressed_output
+        self.planned = end
+        self.planned_output += samples
+        ids = self.pending[start:end]
+        return Slice(self.log.key, ids, start, self.blocks, samples, position, suppress, scored, top)
 
     def _scored(self, start: int, end: int) -> tuple[int, ...]:
         prompt = self.log.prompt
@@ -135,22 +136,15 @@ class Sequence:
     def start_decode(self) -> None:
         """All pending ids are computed: its next token is about to be appended."""
         self.move(SequenceEvent.FIRST_TOKEN)
-        self.decode.start = len(self.pending) - 1
-        self.decode.output_position = len(self.log.ids)
-        self.decode.suppress = self.suppresses
-        self.checkpoint = min(self.min_tokens, self.limit) if self.suppresses else self.limit
         self.pending = ()
-
-    def stop_suppressing(self) -> None:
-        """It has its minimum: from here on it may end."""
-        self.decode.suppress = False
-        self.checkpoint = self.limit
 
     def clear(self) -> list[int]:
         """Gives up everything it holds but its path; returns the blocks behind it, which are its own."""
         blocks = self.blocks[len(self.path) :]
-        # The decode slice holds this very list.
-        self.blocks.clear()
+        self.blocks = []
         self.pending = ()
-        self.computed = self.room = 0
+        self.computed = self.planned = self.planned_output = self.room = 0
         return blocks
+
+    def _empty_slice(self) -> Slice:
+        return Slice(self.log.key, (), 0, self.blocks, True, 0, False)

@@ -10,7 +10,7 @@ import asyncio
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeVar
 from unittest.mock import patch
 
@@ -29,6 +29,7 @@ import services.tokenizer.app
 from services.protocol.model_card import load_model_card
 from services.runtime import metrics_server
 from services.scheduler import engines
+from services.scheduler.engine_thread import Call
 from services.text.vocabulary import load_vocabulary
 from services.tokenizer.encoder import Encoder
 from tests.simulation.channel import SimChannel
@@ -51,18 +52,32 @@ class VirtualClock:
 
 
 class EngineOnTime:
-    """`EngineThread`: a call's result is there at once and is told when a step would have taken its time."""
+    """`EngineThread`: one call after the other, each told of when a step would have taken its time."""
 
-    async def run(self, call: Callable[..., T], *args: Any) -> T:
-        process = Process.running()
-        if call is not engines.load:
-            result = call(*args)
-            await asyncio.sleep(process.step_s())
-            return result
-        return call(*args)
+    def __init__(self) -> None:
+        self._last: asyncio.Task[None] | None = None
+
+    def start(self, work: Callable[..., T], *args: Any) -> Call[T]:
+        loop = asyncio.get_running_loop()
+        call = Call(partial(work, *args), loop.create_future())
+        self._last = loop.create_task(self._take(call, self._last))
+        return call
+
+    async def run(self, work: Callable[..., T], *args: Any) -> T:
+        return work(*args)  # loading, which takes no time here
 
     async def close(self) -> None:
-        """There is no thread to end."""
+        if self._last is not None:
+            await self._last
+
+    async def _take(self, call: Call[Any], before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await before
+        if call.begin():
+            result = call.work()
+            await asyncio.sleep(Process.running().step_s())
+            if not call.outcome.cancelled():
+                call.outcome.set_result(result)
 
 
 class NoHttp:

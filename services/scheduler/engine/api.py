@@ -81,8 +81,9 @@ class SamplingSpec:
 class Slice:
     """One sequence's share of a step: compute `token_ids` at positions `start`, `start` + 1, … into its blocks.
 
-    Not frozen: the core keeps one per decoding sequence and moves it on between steps, for a new frozen one costs
-    2.3 µs per token. An engine reads a slice during its step, and neither changes nor keeps it.
+    Not frozen: the core keeps two per decoding sequence, one for every other step, and moves each on between its steps,
+    for a new frozen one costs 2.3 µs per token. An engine reads a slice during its step, and neither changes nor keeps
+    it.
 
     With `samples` the logits after the last id give one new token. `output_position` is that token's place in the
     output (0 for the first), the position its randomness is keyed by. `scored_ids` are the prompt's ids after each of

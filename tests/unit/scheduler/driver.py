@@ -12,7 +12,7 @@ from services.scheduler.core import SchedulerCore
 from services.scheduler.effects import Effect, Opened
 from services.scheduler.engine.api import Engine, SamplingSpec
 from services.scheduler.engine.fake import FakeConfig
-from services.scheduler.execution import execute
+from services.scheduler.execution import Execution
 from services.scheduler.ownership import Claimed, Reconciled
 from services.scheduler.publisher import Publisher
 from services.scheduler.sequence import Sequence as Running
@@ -47,12 +47,13 @@ class Driver:
     ) -> None:
         self.fake = WitnessEngine(FakeConfig(**config), eos_after)
         self.engine = engine or self.fake
+        self.execution = Execution(self.engine)
         self.core = SchedulerCore(self.engine.info, limits or Limits())
         self.publisher = Publisher()
         self.logs: dict[tuple[int, int], TokenLog] = {}
         self.now = 100.0
         self.steps = 0
-        self._plan: Plan | None = None
+        self._plans: list[Plan] = []
 
     def submit(self, attempt_id: int, prompt_ids: Iterable[int] = (20, 21, 22), **changes: Any) -> list[Effect]:
         effects = self.core.submit(submission(attempt_id, prompt_ids, **changes), self.now)
@@ -85,14 +86,22 @@ class Driver:
     def begin(self) -> Plan:
         """The first half of a step: events may come before `finish`."""
         self._perform(self.core.expire(self.now))
-        self._plan = self.core.plan()
-        return self._plan
+        if not self._plans:
+            self._plans.append(self.core.plan())
+        return self._plans[0]
+
+    def look_ahead(self) -> Plan | None:
+        """Between the two: the next step is planned already, where it can be."""
+        if len(self._plans) != 1:
+            return None
+        plan = self.core.plan_ahead()
+        self._plans += [] if plan is None else [plan]
+        return plan
 
     def finish(self) -> None:
         """The second half."""
-        assert self._plan is not None
-        plan, self._plan = self._plan, None
-        self._perform(self.core.apply(plan, execute(self.engine, plan), self.now))
+        plan = self._plans.pop(0)
+        self._perform(self.core.apply(plan, self.execution.run(plan), self.now))
         assert not self.fake.wrongs, self.fake.wrongs
         self.steps += 1
 

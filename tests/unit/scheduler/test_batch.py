@@ -83,13 +83,13 @@ def test_slices_tell_positions_blocks_and_output_positions_exactly() -> None:
     driver.submit(1, range(20, 26), max_tokens=6)
     driver.step()
     for produced in range(1, 6):
-        part = driver.begin().slices[0]
-        assert tuple(part.token_ids) == (driver.ids(1)[-1],)
+        part, last_id = driver.begin().slices[0], driver.ids(1)[-1]
         assert part.start == 5 + produced
         assert part.output_position == produced
         assert len(part.block_table) == -(-(part.start + 1) // 4)
         assert len(set(part.block_table)) == len(part.block_table)
         driver.finish()
+        assert tuple(part.token_ids) == (last_id,)
 
 
 def test_two_sequences_never_share_a_block() -> None:

@@ -11,10 +11,14 @@ from tests.unit.scheduler.driver import Driver, alone
 
 
 class Mix:
-    """One seeded run: submits, aborts, releases, deadlines and steps in random order, on a pool that is too small."""
+    """One seeded run: submits, aborts, releases, deadlines and steps in random order, on a pool that is too small.
+
+    Every second step, or so, is planned while the one before is in flight, and then may still let somebody in.
+    """
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
+        self.ahead = 0
         block_size = self.random.choice([1, 4, 16])
         self.driver = Driver(
             block_size=block_size,
@@ -29,12 +33,19 @@ class Mix:
         while self.submitted < attempts:
             self._event()
             self.driver.begin()
-            for _ in range(self.random.choice([0, 0, 1, 3])):
-                self._event()
+            self._some_events()
+            if self.random.random() < 0.6 and (plan := self.driver.look_ahead()) is not None:
+                self.ahead += 1
+                self._some_events()
+                self.driver.core.extend(plan)
             self.driver.finish()
             if self.driver.steps % 25 == 0:
                 self.driver.core.check_integrity()
         self.driver.run()
+
+    def _some_events(self) -> None:
+        for _ in range(self.random.choice([0, 0, 1, 3])):
+            self._event()
 
     def _event(self) -> None:
         live = list(self.driver.core.attempts)
@@ -75,6 +86,7 @@ def test_accounts_hold_after_a_random_mix_of_finishes_aborts_preemptions_flushes
     mix.run(350)  # 2,100 attempts over all seeds
     driver = mix.driver
     assert mix.preempted + sum(s.preemptions for a in driver.core.attempts.values() for s in a.sequences) > 0
+    assert mix.ahead > 50
     assert any(log.cached_prompt_tokens for log in driver.logs.values())
     driver.assert_idle()
     for (attempt_id, choice), log in driver.logs.items():

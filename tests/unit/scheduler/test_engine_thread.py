@@ -43,6 +43,25 @@ async def test_a_cancelled_caller_leaves_the_call_to_finish_and_the_next_one_to_
     await thread.close()
 
 
+async def test_a_call_that_has_not_begun_can_be_taken_back_and_one_that_has_can_not() -> None:
+    thread, started, go_on = EngineThread(), threading.Event(), threading.Event()
+
+    def call() -> None:
+        started.set()
+        go_on.wait()
+
+    first = thread.start(call)
+    second, third = thread.start(lambda: "second"), thread.start(lambda: "third")
+    await asyncio.to_thread(started.wait)
+    assert second.take_back()
+    assert not first.take_back()
+    go_on.set()
+    assert await third.outcome == "third"
+    assert not third.take_back()
+    assert not second.outcome.done()
+    await thread.close()
+
+
 async def test_close_waits_for_the_running_call() -> None:
     thread, finished = EngineThread(), []
     waiting = asyncio.create_task(thread.run(finished.append, 1))

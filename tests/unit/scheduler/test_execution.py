@@ -5,7 +5,7 @@ import pytest
 from services.scheduler.batch import Opening, Plan
 from services.scheduler.engine.api import Answer, Failed, FailureKind, Sampled, SamplingSpec, SequenceKey, Slice
 from services.scheduler.engine.fake import FakeConfig, FakeEngine
-from services.scheduler.execution import execute
+from services.scheduler.execution import Execution
 
 KEYS = [SequenceKey(number) for number in (1, 2, 3)]
 
@@ -41,7 +41,8 @@ def plan_for(prompts: dict[SequenceKey, tuple[int, ...]]) -> Plan:
 
 def test_a_step_that_fails_is_repeated_one_by_one_and_only_the_culprit_ends() -> None:
     engine = MoodyEngine()
-    answers = execute(engine, plan_for({KEYS[0]: (5,), KEYS[1]: (99,), KEYS[2]: (7,)}))
+    execution = Execution(engine)
+    answers = execution.run(plan_for({KEYS[0]: (5,), KEYS[1]: (99,), KEYS[2]: (7,)}))
     assert [(answer.key, type(answer)) for answer in answers] == [
         (KEYS[0], Sampled),
         (KEYS[1], Failed),
@@ -52,16 +53,18 @@ def test_a_step_that_fails_is_repeated_one_by_one_and_only_the_culprit_ends() ->
 
 def test_a_sequence_that_cannot_be_opened_fails_and_is_not_stepped() -> None:
     engine = MoodyEngine(refuses=[KEYS[1]])
-    answers = execute(engine, plan_for({KEYS[0]: (5,), KEYS[1]: (6,)}))
+    execution = Execution(engine)
+    answers = execution.run(plan_for({KEYS[0]: (5,), KEYS[1]: (6,)}))
     assert [(answer.key, type(answer)) for answer in answers] == [(KEYS[1], Failed), (KEYS[0], Sampled)]
     assert engine.stepped == [[KEYS[0]]]
 
 
 def test_closing_what_was_never_opened_harms_nobody() -> None:
     engine = MoodyEngine(refuses=[KEYS[1]])
-    execute(engine, plan_for({KEYS[0]: (5,), KEYS[1]: (6,)}))
+    execution = Execution(engine)
+    execution.run(plan_for({KEYS[0]: (5,), KEYS[1]: (6,)}))
     plan = Plan([KEYS[1], KEYS[0]])
-    assert execute(engine, plan) == []
+    assert execution.run(plan) == []
     assert not engine._sequences
 
 
@@ -70,15 +73,16 @@ def test_closing_what_was_never_opened_harms_nobody() -> None:
     [(MemoryError(), FailureKind.OUT_OF_MEMORY), (RuntimeError("no"), FailureKind.INTERNAL)],
 )
 def test_the_kind_of_a_failure_is_told(error: Exception, kind: FailureKind) -> None:
-    answers = execute(MoodyEngine(error=error), plan_for({KEYS[0]: (5,)}))
+    answers = Execution(MoodyEngine(error=error)).run(plan_for({KEYS[0]: (5,)}))
     assert isinstance(answers[0], Failed)
     assert answers[0].kind is kind
 
 
 def test_closes_come_before_opens_so_that_a_preempted_sequence_can_return() -> None:
     engine = MoodyEngine()
-    execute(engine, plan_for({KEYS[0]: (5,)}))
+    execution = Execution(engine)
+    execution.run(plan_for({KEYS[0]: (5,)}))
     again = plan_for({KEYS[0]: (5,)})
     again.closes.append(KEYS[0])
-    assert isinstance(execute(engine, again)[0], Sampled)
+    assert isinstance(execution.run(again)[0], Sampled)
     assert list(engine._sequences) == [KEYS[0]]
