@@ -55,8 +55,10 @@ class HttpTarget(Target):
         self._plain_schema = plain_schema
 
     async def __aenter__(self) -> Self:
+        # A connection for each request: llama.cpp's server closes its own after a stream, without saying so before.
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None, sock_read=600)
+            connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_read=600)
         )
         return self
 
