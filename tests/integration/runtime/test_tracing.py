@@ -148,6 +148,9 @@ async def test_spans_are_taken_again_once_the_collector_is_back(caplog: pytest.L
             async with span_collector(int(endpoint.rpartition(":")[2])) as back:
                 await _end_one(tracer)
                 await back.wait(lambda spans: spans)
+                async with asyncio.timeout(20):
+                    while len(caplog.records) < 2:  # noqa: ASYNC110  # said by the library's thread, after the answer
+                        await asyncio.sleep(0.05)
     assert [record.getMessage() for record in caplog.records] == ["spans are lost", "spans are taken again"]
 
 
