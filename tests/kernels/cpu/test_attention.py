@@ -98,11 +98,12 @@ def eight_bits(heads: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("name", CASES)
 def test_int8_attention_is_that_of_rounded_keys_and_values(kernels: str, name: str) -> None:
     # Queries and weights keep 16 bits: what differs from the rounded keys and values is 2^-16 of the largest of each.
+    # A key or value on the edge between two of its 8 bits may be rounded to the other one.
     case = CASES[name]
     query, keys, values = tensors(case)
     expected = reference(case, query, eight_bits(keys), eight_bits(values))
     torch.testing.assert_close(
-        attention(kernels, Format.INT8, case, query, keys, values), expected, rtol=1e-3, atol=1e-3
+        attention(kernels, Format.INT8, case, query, keys, values), expected, rtol=1e-3, atol=5e-3
     )
 
 
