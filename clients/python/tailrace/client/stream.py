@@ -169,7 +169,9 @@ class Stream:
 
     async def _until_next_try(self, cause: ClientError, patience: Patience) -> None:
         """Returns when it is time to go on, or to ask once more. Raises what ended it where that is of no use."""
-        pause_s = None if self._cancelled.is_set() else self._pause_s(cause, patience)
+        if self._cancelled.is_set():
+            raise StreamCut("the stream was cancelled by its reader") from cause
+        pause_s = self._pause_s(cause, patience)
         if pause_s is None:
             if not self._law.started or isinstance(cause, StreamCut):
                 raise cause
