@@ -286,9 +286,10 @@ class Batch:
         return plan.tokens < self._limits.max_step_tokens and self.running < self._limits.max_running
 
     def _fits(self, sequence: Sequence, path: list[Node]) -> bool:
-        """Whether there are blocks for it; one per running sequence is left, so that it isn't the next victim."""
-        if not self.running:
-            return True
+        """Whether there are blocks for it; one per running sequence is left, so that it isn't the next victim.
+
+        Alone it always fits, once those that left in the middle of a step have given their blocks back.
+        """
         needed = self._blocks_for(sequence) - len(path) + self.cache.idle_in(path)
         return self.cache.available >= needed + self.running
 

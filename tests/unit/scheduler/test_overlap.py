@@ -205,3 +205,16 @@ def test_an_abort_with_two_steps_in_flight_ends_with_the_first_of_them() -> None
     driver.run()
     assert driver.ids(3) == alone(3, range(50, 60), max_tokens=9)
     driver.assert_idle()
+
+
+def test_who_leaves_holds_its_blocks_until_its_step_is_over_and_nobody_is_given_them_before() -> None:
+    driver = Driver(block_size=4, total_blocks=4)
+    driver.submit(1, range(20, 33), max_tokens=3)
+    driver.begin()
+    driver.submit(2, range(40, 53), max_tokens=3)
+    driver.abort(1)
+    assert driver.look_ahead() is None
+    driver.finish()
+    driver.run()
+    assert driver.ids(2) == alone(2, range(40, 53), max_tokens=3)
+    driver.assert_idle()
