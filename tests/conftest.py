@@ -9,10 +9,13 @@ import os
 import sys
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from tests.sampling import Sampling
 
 # Two spinning OpenMP threads beside other processes make a small matrix product ten times slower; read by torch's
 # import.
@@ -73,6 +76,14 @@ def _open_tasks() -> str:
     for task in tasks:
         task.print_stack(file=written)
     return written.getvalue()
+
+
+@pytest.fixture(scope="module", params=["numpy", "pytorch"])
+def sampling(request: pytest.FixtureRequest) -> Sampling:
+    """Each of the samplers for CPUs."""
+    from tests.sampling import Sampling  # few tests draw, and the rest shouldn't wait for PyTorch
+
+    return Sampling(request.param)
 
 
 @pytest.fixture(scope="session")

@@ -30,9 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine(folder: Path, request: pytest.FixtureRequest) -> Engine:
     if request.param == "torch":
         return load_small_engine(folder, deterministic=True)
-    return load_cpu_engine(
-        CpuEngineConfig(model=folder, weights_format="fp32", kv_tokens=512, block_size=4, deterministic=True)
-    )
+    return load_cpu_engine(CpuEngineConfig(model=folder, weights_format="fp32", kv_tokens=512, block_size=4))
 
 
 def driver_of(engine: Engine | None = None, **limits: Any) -> Driver:

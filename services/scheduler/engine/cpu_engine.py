@@ -1,4 +1,7 @@
-"""The engine for CPUs: the step library computes a whole step in one call; the sampler draws what isn't greedy."""
+"""The engine for CPUs: the step library computes a whole step in one call; the sampler draws what isn't greedy.
+
+PyTorch isn't imported: it would take 190 MB of memory, and seconds at the start.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from kernels.cpu import Batch, CpuModel, Format, StepResult, block_bytes
 from services.scheduler.engine.api import (
     Answer,
     EngineInfo,
-    Failed,
-    PromptLogprobs,
-    Sampled,
     SamplingSpec,
     SequenceKey,
     Slice,
 )
 from services.scheduler.engine.cache_size import CacheSettings, choose_context, cpu_blocks
-from services.scheduler.engine.sampling.prompt_scores import score_prompts
-from services.scheduler.engine.sampling.sampler import Sampler
+from services.scheduler.engine.sampling.host_logprobs import score_prompts
+from services.scheduler.engine.sampling.host_sampler import HostSampler
 from services.scheduler.model.config import ModelConfig
 from services.scheduler.model.config_json import read_config
 from services.scheduler.model.packed import pack_weights, shape_of
@@ -35,14 +33,13 @@ class CpuEngineConfig(CacheSettings):
     """`weights_format` is "auto" (int8) or one of FORMATS, each with its own way to keep keys and values (`Format.kv`).
 
     `threads` is the number of cores that this process may use when None; `kernels` the fastest instruction set here
-    when empty. The library's own results never depend on a row's neighbours; `deterministic` asks the same of the draw.
+    when empty. A result never depends on a row's neighbours.
     """
 
     model: Path
     weights_format: str = "auto"
     threads: int | None = None
     kernels: str = ""
-    deterministic: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -76,7 +73,7 @@ class CpuEngineReport:
 class CpuEngine:
     """An Engine over a packed model; made by `load_cpu_engine`."""
 
-    def __init__(self, model: CpuModel, sampler: Sampler, info: EngineInfo, report: CpuEngineReport) -> None:
+    def __init__(self, model: CpuModel, sampler: HostSampler, info: EngineInfo, report: CpuEngineReport) -> None:
         self._model = model
         self._sampler = sampler
         self._info = info
@@ -106,7 +103,7 @@ class CpuEngine:
             )
         )
         answers = self._answers([slices[number] for number in wanted], result)
-        return [*answers, *self._score([s for s in slices if s.scored_ids], result)]
+        return [*answers, *score_prompts(result.scored_logits, [s for s in slices if s.scored_ids])]
 
     def close(self, key: SequenceKey) -> None:
         """Forgets a sequence."""
@@ -115,24 +112,11 @@ class CpuEngine:
     def _answers(self, slices: Sequence[Slice], result: StepResult) -> list[Answer]:
         """Greedy ones from what the library found, without touching their logits; the others from the sampler."""
         sampler = self._sampler
-        drawn = [row for row, s in enumerate(slices) if not sampler.takes_best(s)]
-        answers = iter(self._draw(slices, drawn, result))
-        best = zip(slices, result.best_tokens.tolist(), result.best_logits.tolist(), strict=True)
-        left = set(drawn)
+        best = zip(slices, result.logits, result.best_tokens.tolist(), result.best_logits.tolist(), strict=True)
         return [
-            next(answers) if row in left else sampler.best(s, token, logit)
-            for row, (s, token, logit) in enumerate(best)
+            sampler.best(s, token, logit) if sampler.takes_best(s) else sampler.sample(s, logits)
+            for s, logits, token, logit in best
         ]
-
-    @torch.inference_mode()
-    def _score(self, slices: Sequence[Slice], result: StepResult) -> list[PromptLogprobs]:
-        return score_prompts(torch.from_numpy(result.scored_logits), slices) if slices else []
-
-    @torch.inference_mode()
-    def _draw(self, slices: Sequence[Slice], rows: Sequence[int], result: StepResult) -> list[Sampled | Failed]:
-        logits = torch.from_numpy(result.logits)
-        logits = logits.contiguous() if len(rows) == len(slices) else logits[rows]
-        return self._sampler.sample(logits, [slices[row] for row in rows])
 
 
 def load_cpu_engine(config: CpuEngineConfig) -> CpuEngine:
@@ -173,8 +157,7 @@ def load_cpu_engine(config: CpuEngineConfig) -> CpuEngine:
         kv_tokens=blocks * config.block_size,
         kv_bytes=blocks * _block_bytes(config, model_config),
     )
-    sampler = Sampler(model_config.vocab_size, torch.device("cpu"), row_by_row=config.deterministic)
-    return CpuEngine(model, sampler, info, report)
+    return CpuEngine(model, HostSampler(model_config.vocab_size), info, report)
 
 
 def _block_bytes(config: CpuEngineConfig, model: ModelConfig) -> int:

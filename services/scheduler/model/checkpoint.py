@@ -1,66 +1,64 @@
 """The tensors of a checkpoint by what they are for, whatever their family calls them.
 
 One layer at a time, each tensor read when its layer is: whoever packs or joins weights holds no more than that twice.
+Tensors of PyTorch or arrays of numpy: whatever the open weights give.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import torch
+from typing import Generic
 
 from services.scheduler.model.config import ModelConfig
-from services.scheduler.model.weights import Weights
-
-Tensor = torch.Tensor
+from services.scheduler.model.weights import N, Weights
 
 
 @dataclass(frozen=True, slots=True)
-class Projection:
+class Projection(Generic[N]):
     """`x @ weightᵀ + bias`: weight (out, in), bias (out,) or none."""
 
-    weight: Tensor
-    bias: Tensor | None
+    weight: N
+    bias: N | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerWeights:
+class LayerWeights(Generic[N]):
     """One layer; norms are ready to multiply by, `norm_offset` included, and those that a model lacks are None."""
 
-    attention_norm: Tensor
-    query: Projection
-    key: Projection
-    value: Projection
-    query_norm: Tensor | None
-    key_norm: Tensor | None
-    attention_out: Projection
-    attention_out_norm: Tensor | None
-    feed_forward_norm: Tensor
-    gate: Projection
-    up: Projection
-    down: Projection
-    feed_forward_out_norm: Tensor | None
+    attention_norm: N
+    query: Projection[N]
+    key: Projection[N]
+    value: Projection[N]
+    query_norm: N | None
+    key_norm: N | None
+    attention_out: Projection[N]
+    attention_out_norm: N | None
+    feed_forward_norm: N
+    gate: Projection[N]
+    up: Projection[N]
+    down: Projection[N]
+    feed_forward_out_norm: N | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndWeights:
+class EndWeights(Generic[N]):
     """What stands before and after the layers; `head` is the embedding itself where the two are tied."""
 
-    embedding: Tensor
-    norm: Tensor
-    head: Tensor
+    embedding: N
+    norm: N
+    head: N
 
 
-def read_layer(config: ModelConfig, weights: Weights, number: int) -> LayerWeights:
+def read_layer(config: ModelConfig, weights: Weights[N], number: int) -> LayerWeights[N]:
     """Layer `number`, from 0; raises UnsupportedModelError naming what is missing or misshapen."""
     prefix, hidden, inner = f"model.layers.{number}.", config.hidden_size, config.intermediate_size
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
 
-    def projection(name: str, outputs: int, inputs: int, biased: bool) -> Projection:
+    def projection(name: str, outputs: int, inputs: int, biased: bool) -> Projection[N]:
         weight = weights.take(f"{prefix}{name}.weight", outputs, inputs)
         return Projection(weight, weights.take(f"{prefix}{name}.bias", outputs) if biased else None)
 
-    def norm(name: str, size: int = hidden) -> Tensor:
+    def norm(name: str, size: int = hidden) -> N:
         return _norm(config, weights, f"{prefix}{name}.weight", size)
 
     sandwich, qk_norm = config.sandwich_norms, config.qk_norm
@@ -82,7 +80,7 @@ def read_layer(config: ModelConfig, weights: Weights, number: int) -> LayerWeigh
     )
 
 
-def read_ends(config: ModelConfig, weights: Weights) -> EndWeights:
+def read_ends(config: ModelConfig, weights: Weights[N]) -> EndWeights[N]:
     """Embedding, last norm and head; raises UnsupportedModelError naming what is missing or misshapen."""
     embedding = weights.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
     if config.tied_head:
@@ -95,8 +93,9 @@ def read_ends(config: ModelConfig, weights: Weights) -> EndWeights:
     )
 
 
-def _norm(config: ModelConfig, weights: Weights, name: str, size: int) -> Tensor:
+def _norm(config: ModelConfig, weights: Weights[N], name: str, size: int) -> N:
     """With an offset it stays fp32: 1 + w in 16 bits would lose most of a small w."""
     if not config.norm_offset:
         return weights.take(name, size)
-    return weights.take(name, size, dtype=torch.float32) + config.norm_offset
+    norm: N = weights.take(name, size, fp32=True) + config.norm_offset
+    return norm

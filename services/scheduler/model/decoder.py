@@ -18,8 +18,9 @@ from services.scheduler.model.checkpoint import LayerWeights, Projection, read_e
 from services.scheduler.model.config import Activation, LayerConfig, ModelConfig
 from services.scheduler.model.config_json import read_config
 from services.scheduler.model.kv_cache import KvCache
-from services.scheduler.model.rope import Rotation
-from services.scheduler.model.weights import Weights, open_weights
+from services.scheduler.model.rotation import Rotation
+from services.scheduler.model.torch_weights import open_weights
+from services.scheduler.model.weights import Weights
 
 Tensor = torch.Tensor
 
@@ -53,7 +54,7 @@ class _Layer:
 class Decoder:
     """A loaded model; it holds weights and nothing that changes."""
 
-    def __init__(self, config: ModelConfig, ops: Ops, weights: Weights) -> None:
+    def __init__(self, config: ModelConfig, ops: Ops, weights: Weights[Tensor]) -> None:
         self.config = config
         self.operations = ops.name
         self._ops = ops
@@ -131,7 +132,7 @@ def load_decoder(folder: Path, ops: Ops, *, dtype: torch.dtype, device: torch.de
     return model
 
 
-def _layer(ops: Ops, config: LayerConfig, rotation: int, weights: LayerWeights) -> _Layer:
+def _layer(ops: Ops, config: LayerConfig, rotation: int, weights: LayerWeights[Tensor]) -> _Layer:
     return _Layer(
         window=config.window,
         rotation=rotation,
@@ -148,7 +149,7 @@ def _layer(ops: Ops, config: LayerConfig, rotation: int, weights: LayerWeights) 
     )
 
 
-def _linear(ops: Ops, *parts: Projection) -> Linear:
+def _linear(ops: Ops, *parts: Projection[Tensor]) -> Linear:
     """One layer out of several that share their input, so that each step makes one product of them."""
     if len(parts) == 1:
         return ops.make_linear(parts[0].weight, parts[0].bias)

@@ -39,13 +39,13 @@ def write_folder(gguf_path: Path, folder: Path, weights: str, report: Callable[[
         (folder / "chat_template.jinja").write_text(settings["chat_template"], encoding="utf-8")
     _write_json(folder / "config.json", {**model.config(), "dtype": str(dtype).removeprefix("torch.")})
     _write_json(folder / "generation_config.json", _generation_config(gguf))
-    tensors = model.tensors()
     if weights == "link":
         (folder / GGUF).symlink_to(gguf.path.resolve())
         report("\r" + " " * 76 + "\r")
         return
     total = sum(tensor.values for tensor in gguf.tensors.values())
-    save_weights(_counted(((name, read()) for name, read in tensors.items()), total, report), folder, dtype)
+    tensors = ((name, torch.from_numpy(read())) for name, read in model.arrays().items())
+    save_weights(_counted(tensors, total, report), folder, dtype)
 
 
 def _generation_config(gguf: GgufFile) -> dict[str, Any]:

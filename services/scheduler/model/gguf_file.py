@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 
 from services.scheduler.model.errors import UnsupportedModelError
@@ -24,6 +23,9 @@ _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+
+FloatArray = np.ndarray[Any, np.dtype[np.float32]]
+
 _SLICE_VALUES = 1 << 22  # dequantised at once: what is made on the way takes several times their bytes
 
 
@@ -41,17 +43,16 @@ class GgufTensor:
         """How many numbers it holds."""
         return math.prod(self.shape)
 
-    def dequantised(self) -> torch.Tensor:
+    def dequantised(self) -> FloatArray:
         """The values in fp32, a slice at a time, so that no second whole copy is made; raises UnsupportedModelError."""
         block, size = GGML_QUANT_SIZES[self.kind]
         columns = self.shape[-1]
         packed = self.data.reshape(-1, columns // block * size)
-        out = torch.empty(packed.shape[0], columns)
+        out = np.empty((packed.shape[0], columns), dtype=np.float32)
         rows = max(_SLICE_VALUES // columns, 1)
         try:
             for first in range(0, len(packed), rows):
-                unpacked = dequantize(packed[first : first + rows], self.kind)
-                out[first : first + rows] = torch.from_numpy(np.array(unpacked, dtype=np.float32))
+                out[first : first + rows] = dequantize(packed[first : first + rows], self.kind)
         except NotImplementedError as error:
             raise UnsupportedModelError(f"tensor {self.name!r} is of type {self.kind.name}: {error}") from error
         return out.reshape(self.shape)

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 
 from services.scheduler.model.errors import UnsupportedModelError
-from services.scheduler.model.gguf_file import GgufFile, GgufTensor
-from services.scheduler.model.rope import llama3_divisors
+from services.scheduler.model.gguf_file import FloatArray, GgufFile, GgufTensor
+from services.scheduler.model.rope import frequencies, llama3_divisors
 
 _ROPE_DIVISORS = "rope_freqs.weight"  # a table of its own, told in the configuration instead
 _LAYER_NAMES = {
@@ -88,7 +87,7 @@ class GgufModel:
             **family.extra(reading),
         }
 
-    def tensors(self) -> dict[str, Callable[[], torch.Tensor]]:
+    def arrays(self) -> dict[str, Callable[[], FloatArray]]:
         """By Hugging Face's name, what dequantises the tensor to fp32."""
         return {
             self._hugging_face_name(name): self._loader(tensor)
@@ -96,7 +95,7 @@ class GgufModel:
             if name != _ROPE_DIVISORS
         }
 
-    def _loader(self, tensor: GgufTensor) -> Callable[[], torch.Tensor]:
+    def _loader(self, tensor: GgufTensor) -> Callable[[], FloatArray]:
         heads = {"attn_q": self._reading.heads, "attn_k": self._reading.kv_heads}
         part = tensor.name.split(".")[-2]
         if self._family.pairs_side_by_side and part in heads:
@@ -139,8 +138,8 @@ class GgufModel:
             "high_freq_factor": 4.0,
             "original_max_position_embeddings": 8192,
         }
-        theta = float(self._reading.get("rope.freq_base", 10000.0))
-        if not torch.allclose(llama3_divisors(theta, self._reading.head_dim, scaling), table, rtol=1e-3):
+        plain = frequencies(float(self._reading.get("rope.freq_base", 10000.0)), self._reading.head_dim)
+        if not np.allclose(llama3_divisors(plain, scaling), table, rtol=1e-3):
             raise UnsupportedModelError(f"{_ROPE_DIVISORS} holds divisors other than those of Llama 3.1 to 3.3")
         return scaling
 
@@ -241,10 +240,10 @@ _FAMILIES: Mapping[str, _Family] = {
 }  # fmt: skip
 
 
-def _half_rotated(weight: torch.Tensor, heads: int) -> torch.Tensor:
+def _half_rotated(weight: FloatArray, heads: int) -> FloatArray:
     """Undoes the order of rotary pairs: from side by side to half a head apart."""
     pairs = weight.shape[0] // heads // 2
-    return weight.reshape(heads, pairs, 2, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape).contiguous()
+    return weight.reshape(heads, pairs, 2, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
 
 
 def _shortest(value: float) -> float:

@@ -10,71 +10,56 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import torch
+import numpy as np
 
 from services.scheduler.model.config import Rope
 
-Tensor = torch.Tensor
+FloatArray = np.ndarray[Any, np.dtype[np.float32]]
 
 
-class Rotation:
-    """One `Rope` on one device."""
-
-    def __init__(self, rope: Rope, head_dim: int, max_positions: int, device: torch.device) -> None:
-        turns, self._gain = scaled_frequencies(rope.theta, head_dim, rope.scaling, max_positions)
-        self._frequencies = turns.to(device)
-
-    def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosines twice, and negated sines then sines, each (rows, head_dim): the form `kernels.rotary` asks for."""
-        angles = positions.float().unsqueeze(1) * self._frequencies
-        cos, sin = angles.cos() * self._gain, angles.sin() * self._gain
-        return torch.cat((cos, cos), dim=1).to(dtype), torch.cat((-sin, sin), dim=1).to(dtype)
-
-
-def frequencies(theta: float, head_dim: int) -> torch.Tensor:
+def frequencies(theta: float, head_dim: int) -> FloatArray:
     """Unscaled angle per position of each pair, fp32, shape (head_dim / 2,)."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
-    return 1.0 / torch.pow(torch.tensor(theta, dtype=torch.float32), exponents)
+    exponents = np.arange(0, head_dim, 2).astype(np.float32) / np.float32(head_dim)
+    turns: FloatArray = np.float32(1.0) / np.power(np.float32(theta), exponents)
+    return turns
 
 
-def scaled_frequencies(
-    theta: float, head_dim: int, scaling: Mapping[str, Any] | None, max_positions: int
-) -> tuple[torch.Tensor, float]:
-    """Frequencies under a scaling, and the factor by which cosine and sine grow (1 but for YaRN).
+def scaled(plain: FloatArray, rope: Rope, max_positions: int) -> tuple[FloatArray, float]:
+    """Frequencies under a rope's scaling, and the factor by which cosine and sine grow (1 but for YaRN).
 
-    `scaling` was checked by the model's configuration: `rope_type` is linear, llama3 or yarn, or there is none.
+    The scaling was checked by the model's configuration: `rope_type` is linear, llama3 or yarn, or there is none.
     """
-    plain = frequencies(theta, head_dim)
+    scaling = rope.scaling
     if scaling is None:
         return plain, 1.0
     if scaling["rope_type"] == "linear":
-        return plain / float(scaling["factor"]), 1.0
+        return plain / np.float32(scaling["factor"]), 1.0
     if scaling["rope_type"] == "llama3":
-        return plain / llama3_divisors(theta, head_dim, scaling), 1.0
-    return _yarn(theta, head_dim, scaling, max_positions)
+        return plain / llama3_divisors(plain, scaling), 1.0
+    return _yarn(plain, rope.theta, scaling, max_positions)
 
 
-def llama3_divisors(theta: float, head_dim: int, scaling: Mapping[str, Any]) -> torch.Tensor:
+def llama3_divisors(plain: FloatArray, scaling: Mapping[str, Any]) -> FloatArray:
     """By what Llama 3.1 divides each frequency: 1 for fast pairs, `factor` for slow ones, a smooth step between."""
-    factor = float(scaling["factor"])
+    factor = np.float32(scaling["factor"])
     low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
-    turns = float(scaling["original_max_position_embeddings"]) * frequencies(theta, head_dim) / (2 * math.pi)
-    smooth = ((turns - low) / (high - low)).clamp(0.0, 1.0)
-    return 1.0 / ((1 - smooth) / factor + smooth)
+    turns = np.float32(scaling["original_max_position_embeddings"]) * plain / np.float32(2 * math.pi)
+    smooth = ((turns - np.float32(low)) / np.float32(high - low)).clip(0.0, 1.0)
+    divisors: FloatArray = np.float32(1.0) / ((1 - smooth) / factor + smooth)
+    return divisors
 
 
-def _yarn(theta: float, head_dim: int, scaling: Mapping[str, Any], max_positions: int) -> tuple[torch.Tensor, float]:
+def _yarn(plain: FloatArray, theta: float, scaling: Mapping[str, Any], max_positions: int) -> tuple[FloatArray, float]:
     original = int(scaling.get("original_max_position_embeddings") or max_positions)
-    factor = float(scaling["factor"])
-    fast = _pair_with_turns(float(scaling.get("beta_fast") or 32.0), theta, head_dim, original)
-    slow = _pair_with_turns(float(scaling.get("beta_slow") or 1.0), theta, head_dim, original)
+    factor, pairs = float(scaling["factor"]), len(plain)
+    fast = _pair_with_turns(float(scaling.get("beta_fast") or 32.0), theta, 2 * pairs, original)
+    slow = _pair_with_turns(float(scaling.get("beta_slow") or 1.0), theta, 2 * pairs, original)
     if scaling.get("truncate", True):
         fast, slow = math.floor(fast), math.ceil(slow)
-    first, last = max(fast, 0), min(slow, head_dim - 1)
-    ramp = (torch.arange(head_dim // 2).float() - first) / max(last - first, 0.001)
-    interpolated = ramp.clamp(0.0, 1.0)
-    plain = frequencies(theta, head_dim)
-    blended = plain / factor * interpolated + plain * (1 - interpolated)
+    first, last = max(fast, 0), min(slow, 2 * pairs - 1)
+    ramp = (np.arange(pairs, dtype=np.float32) - np.float32(first)) / np.float32(max(last - first, 0.001))
+    interpolated = ramp.clip(0.0, 1.0)
+    blended = plain / np.float32(factor) * interpolated + plain * (1 - interpolated)
     attention_factor = scaling.get("attention_factor")
     return blended, float(attention_factor if attention_factor is not None else 0.1 * math.log(factor) + 1.0)
 

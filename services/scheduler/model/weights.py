@@ -1,16 +1,16 @@
-"""A model folder's weights, each tensor read when it is asked for: from safetensors, or out of a GGUF file."""
+"""A model folder's weights, each tensor read when it is asked for, whatever reads it and whatever it is read as.
+
+`torch_weights.py` gives tensors on a device, `array_weights.py` arrays, without PyTorch.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Mapping
 from pathlib import Path
-
-import torch
-from safetensors import SafetensorError, safe_open
+from typing import Any, Generic, Protocol, TypeVar
 
 from services.runtime.log import get_logger
 from services.scheduler.model.errors import UnsupportedModelError
@@ -26,20 +26,29 @@ GGUF = "model.gguf"
 
 _UNUSED_SUFFIX = ".rotary_emb.inv_freq"  # old exports keep this table; it follows from the configuration
 
-Sources = Mapping[str, Callable[[], torch.Tensor]]
-"""Each tensor by Hugging Face's name, and what reads it."""
+
+class Numbers(Protocol):
+    """What a tensor of PyTorch and an array of numpy have in common here."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    def __add__(self, other: Any, /) -> Any: ...
 
 
-class Weights:
+N = TypeVar("N", bound=Numbers)
+
+Sources = Mapping[str, Callable[[], N]]
+"""Each tensor by Hugging Face's name, and what reads it as it is stored."""
+Converted = Callable[[N, bool], N]
+"""A stored tensor as its user wants it; True asks for fp32 whatever the rest is in."""
+
+
+class Weights(Generic[N]):
     """The tensors of an open model folder; `take` gives one, `finish` complains of what nobody took."""
 
-    def __init__(
-        self, sources: Sources, dtype: torch.dtype, device: torch.device, kept: torch.dtype | None = None
-    ) -> None:
+    def __init__(self, sources: Sources[N], converted: Converted[N]) -> None:
         self._sources = sources
-        self._dtype = dtype
-        self._device = device
-        self._kept = kept
+        self._converted = converted
         self._taken: set[str] = set()
         self._reported = time.monotonic()
         self.values_taken = 0
@@ -47,18 +56,17 @@ class Weights:
     def __contains__(self, name: str) -> bool:
         return name in self._sources
 
-    def take(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """The tensor under `name` on the engine's device, in its dtype or in `dtype`; raises UnsupportedModelError."""
+    def take(self, name: str, *shape: int, fp32: bool = False) -> N:
+        """The tensor under `name`, converted, or as `fp32`; raises UnsupportedModelError."""
         if name not in self._sources:
             raise UnsupportedModelError(f"the weights have no tensor {name!r}")
         tensor = self._sources[name]()
         if tensor.shape != shape:
             raise UnsupportedModelError(f"tensor {name!r} is {tuple(tensor.shape)}; the configuration says {shape}")
         self._taken.add(name)
-        self.values_taken += tensor.numel()
+        self.values_taken += math.prod(shape)
         self._report()
-        usual = tensor.dtype if tensor.dtype is self._kept else self._dtype
-        return tensor.to(device=self._device, dtype=dtype or usual)
+        return self._converted(tensor, fp32)
 
     def _report(self) -> None:
         """One line now and then, so that nobody takes a long load for a standstill."""
@@ -80,31 +88,8 @@ class Weights:
             )
 
 
-@contextmanager
-def open_weights(
-    folder: Path, dtype: torch.dtype, device: torch.device, *, kept: torch.dtype | None = None
-) -> Iterator[Weights]:
-    """Opens `model.safetensors`, the shards of its index, or `model.gguf`; raises UnsupportedModelError.
-
-    Tensors are given in `dtype`, but those that are stored in the dtype `kept` stay as they are.
-    """
-    yield Weights(_sources(folder), dtype, device, kept)
-
-
-def _sources(folder: Path) -> Sources:
-    if (folder / GGUF).exists():
-        # Imported here: most folders have no such file.
-        from services.scheduler.model.gguf_file import GgufFile
-        from services.scheduler.model.gguf_model import GgufModel
-
-        return GgufModel(GgufFile(folder / GGUF)).tensors()
-    sources: dict[str, Callable[[], torch.Tensor]] = {}
-    for path in _files(folder):
-        sources |= {name: partial(_read, path, name) for name in _names(path)}
-    return sources
-
-
-def _files(folder: Path) -> list[Path]:
+def safetensors_files(folder: Path) -> list[Path]:
+    """`model.safetensors`, or the shards of its index; raises UnsupportedModelError."""
     if (folder / _SINGLE).exists():
         return [folder / _SINGLE]
     index = folder / _INDEX
@@ -119,18 +104,3 @@ def _weight_map(index: Path) -> dict[str, str]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UnsupportedModelError(f"{index} can't be read: {error!r}") from error
     return dict(weight_map)
-
-
-def _names(path: Path) -> list[str]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            return list(file.keys())
-    except (OSError, SafetensorError) as error:
-        raise UnsupportedModelError(f"{path} can't be read: {error}") from error
-
-
-def _read(path: Path, name: str) -> torch.Tensor:
-    """Maps the file anew, so that its pages leave this process with the tensor, not with the last of all tensors."""
-    with safe_open(path, framework="pt") as file:
-        tensor: torch.Tensor = file.get_tensor(name)
-    return tensor

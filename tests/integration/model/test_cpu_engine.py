@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -140,3 +143,21 @@ def test_a_head_too_wide_for_the_library_is_refused(tmp_path: Path) -> None:
     save_small_model(tmp_path, head_dim=258)
     with pytest.raises(UnsupportedModelError, match="head_dim 258"):
         load_small_cpu_engine(tmp_path)
+
+
+def test_pytorch_is_not_even_imported_where_there_is_no_gpu(model_directory: Path) -> None:
+    code = """
+import sys
+from services.scheduler.config import SchedulerConfig
+from services.scheduler.engines import load
+import os
+import subprocess
+import sys
+from pathlib import Path
+print(load(SchedulerConfig(model=Path(sys.argv[1]), device=sys.argv[2])).report["engine"], "torch" in sys.modules)
+"""
+    device = "cpu" if torch.cuda.is_available() else "auto"
+    command = [sys.executable, "-c", code, str(model_directory), device]
+    path = os.pathsep.join(("build/gen", *sys.path))
+    told = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=True)
+    assert told.stdout.split()[-2:] == ["cpu", "False"]

@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine(folder: Path, request: pytest.FixtureRequest) -> Engine:
     if request.param == "torch":
         return load_small_engine(folder, deterministic=True)
-    settings: dict[str, Any] = {"kv_tokens": 512, "block_size": 4, "deterministic": True}
+    settings: dict[str, Any] = {"kv_tokens": 512, "block_size": 4}
     return load_cpu_engine(CpuEngineConfig(model=folder, weights_format=request.param[4:], **settings))
 
 

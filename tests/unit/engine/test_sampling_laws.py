@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kernels.sampling.draw import draw
 from kernels.sampling.randomness import keys, uniform
 from services.scheduler.engine.api import Sampled, SamplingSpec
-from tests.unit.engine.sampling import frequencies, sample_each, token
+from tests.sampling import Sampling
 
 DRAWS = 4000
 LOGITS = (2.0, 1.5, 1.0, 0.0, -1.0, -3.0)
@@ -25,63 +25,63 @@ def assert_follows(got: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_draws_follow_the_softmax_at_a_temperature(temperature: float) -> None:
+def test_draws_follow_the_softmax_at_a_temperature(sampling: Sampling, temperature: float) -> None:
     expected = (torch.tensor(LOGITS) / temperature).softmax(0)
-    assert_follows(frequencies(LOGITS, DRAWS, temperature=temperature), expected)
+    assert_follows(sampling.frequencies(LOGITS, DRAWS, temperature=temperature), expected)
 
 
-def test_top_k_keeps_the_k_best() -> None:
+def test_top_k_keeps_the_k_best(sampling: Sampling) -> None:
     expected = torch.tensor(LOGITS[:3]).softmax(0)
-    assert_follows(frequencies(LOGITS, DRAWS, top_k=3), torch.cat((expected, torch.zeros(3))))
+    assert_follows(sampling.frequencies(LOGITS, DRAWS, top_k=3), torch.cat((expected, torch.zeros(3))))
 
 
-def test_top_p_keeps_the_smallest_set_that_reaches_p() -> None:
+def test_top_p_keeps_the_smallest_set_that_reaches_p(sampling: Sampling) -> None:
     probabilities = torch.tensor(LOGITS).softmax(0)
     assert probabilities[:2].sum() < 0.75 < probabilities[:3].sum()
     kept = probabilities[:3] / probabilities[:3].sum()
-    assert_follows(frequencies(LOGITS, DRAWS, top_p=0.75), torch.cat((kept, torch.zeros(3))))
+    assert_follows(sampling.frequencies(LOGITS, DRAWS, top_p=0.75), torch.cat((kept, torch.zeros(3))))
 
 
-def test_top_p_counts_among_what_top_k_left() -> None:
+def test_top_p_counts_among_what_top_k_left(sampling: Sampling) -> None:
     # Alone the best id has 0.47 of the probability, among the best two 0.62.
-    assert frequencies(LOGITS, 200, top_k=2, top_p=0.6)[0] == 1
+    assert sampling.frequencies(LOGITS, 200, top_k=2, top_p=0.6)[0] == 1
 
 
-def test_min_p_is_relative_to_the_best() -> None:
+def test_min_p_is_relative_to_the_best(sampling: Sampling) -> None:
     kept = torch.tensor(LOGITS[:3]).softmax(0)
-    assert_follows(frequencies(LOGITS, DRAWS, min_p=0.3), torch.cat((kept, torch.zeros(3))))
+    assert_follows(sampling.frequencies(LOGITS, DRAWS, min_p=0.3), torch.cat((kept, torch.zeros(3))))
 
 
-def test_tiny_top_p_and_min_p_1_keep_the_best() -> None:
-    assert frequencies(LOGITS, 100, top_p=1e-6)[0] == 1
-    assert frequencies(LOGITS, 100, min_p=1.0)[0] == 1
+def test_tiny_top_p_and_min_p_1_keep_the_best(sampling: Sampling) -> None:
+    assert sampling.frequencies(LOGITS, 100, top_p=1e-6)[0] == 1
+    assert sampling.frequencies(LOGITS, 100, min_p=1.0)[0] == 1
 
 
-def test_the_long_tail_is_drawn_as_often_as_it_weighs() -> None:
+def test_the_long_tail_is_drawn_as_often_as_it_weighs(sampling: Sampling) -> None:
     # One id with 0.8; 2,000 ids share 0.2, each far below the head's floor.
     logits = [0.0] + [math.log(0.25 / 2000)] * 2000
-    shares = frequencies(logits, DRAWS)
+    shares = sampling.frequencies(logits, DRAWS)
     assert abs(shares[0] - 0.8) < 5 * (0.16 / DRAWS) ** 0.5
     assert (shares[1:] > 0).sum() > 500
 
 
-def test_top_p_over_a_flat_distribution_looks_beyond_the_first_candidates() -> None:
-    shares = frequencies([0.0] * 1500 + [-9.0] * 1500, 1000, top_p=0.9)
+def test_top_p_over_a_flat_distribution_looks_beyond_the_first_candidates(sampling: Sampling) -> None:
+    shares = sampling.frequencies([0.0] * 1500 + [-9.0] * 1500, 1000, top_p=0.9)
     assert shares[1500:].sum() == 0
-    shares = frequencies([-i / 3000 for i in range(3000)], 1000, top_p=0.5)
+    shares = sampling.frequencies([-i / 3000 for i in range(3000)], 1000, top_p=0.5)
     assert 0 < shares.nonzero().max() < 1500
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**20), st.integers(1, 20))
 @settings(max_examples=50)
-def test_neighbours_never_change_a_draw(seed: int, position: int, neighbours: int) -> None:
+def test_neighbours_never_change_a_draw(sampling: Sampling, seed: int, position: int, neighbours: int) -> None:
     generator = torch.Generator().manual_seed(seed % 2**31)
     logits = torch.randn(neighbours + 1, 300, generator=generator) * 3
     mine = SamplingSpec(seed=seed, temperature=0.9)
     others = [SamplingSpec(seed=n, top_k=5 * (n % 2), temperature=0.5 + n, top_p=0.7) for n in range(neighbours)]
-    alone = sample_each(logits[:1], [mine], position=position)[0]
-    mixed = sample_each(logits, [mine, *others], position=position)[0]
-    last = sample_each(logits.flip(0), [*others, mine], position=position)[-1]
+    alone = sampling.each(logits[:1], [mine], position=position)[0]
+    mixed = sampling.each(logits, [mine, *others], position=position)[0]
+    last = sampling.each(logits.flip(0), [*others, mine], position=position)[-1]
     assert isinstance(alone, Sampled)
     assert isinstance(mixed, Sampled)
     assert isinstance(last, Sampled)
@@ -135,7 +135,7 @@ def test_ids_without_weight_are_never_drawn() -> None:
 
 
 @pytest.mark.parametrize("temperature", [1e-4, 1e-5, 1e-6, 0.0])
-def test_tiny_temperatures_are_greedy_and_do_not_overflow(temperature: float) -> None:
+def test_tiny_temperatures_are_greedy_and_do_not_overflow(sampling: Sampling, temperature: float) -> None:
     logits = [1.0, 3.0, 3.001, -200.0, 88.0, 87.9]
     for seed in range(20):
-        assert token(logits, SamplingSpec(seed=seed, temperature=temperature)) == 4
+        assert sampling.token(logits, SamplingSpec(seed=seed, temperature=temperature)) == 4

@@ -15,7 +15,7 @@ from services.scheduler.constraint.compiler import MAX_KEPT, ConstraintCompiler
 from services.scheduler.constraint.workshop import Workshop
 from services.scheduler.engine.api import CompiledConstraint, Failed, GuideLost, Sampled, SamplingSpec
 from tests.byte_tokenizer import BYTE_VOCAB_SIZE, EOS_ID, byte_ids_of, text_of, write_byte_tokenizer
-from tests.unit.engine.sampling import sample_each
+from tests.sampling import Sampling
 from tests.unit.scheduler.driver import submission
 
 POINT = '{"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": false}'
@@ -152,28 +152,28 @@ async def test_without_a_tokenizer_a_constraint_is_refused_and_all_else_is_serve
     shop.close()
 
 
-def test_a_row_draws_only_what_its_constraint_allows(compiler: ConstraintCompiler) -> None:
+def test_a_row_draws_only_what_its_constraint_allows(sampling: Sampling, compiler: ConstraintCompiler) -> None:
     compiled = compiler.compile(Constraint(ConstraintKind.REGEX, ("[xyz]{3}",)))
     logits = torch.randn(40, BYTE_VOCAB_SIZE, generator=torch.Generator().manual_seed(3))
     specs = [SamplingSpec(seed=seed, constraint=compiled if seed % 2 else None) for seed in range(40)]
-    drawn = [answer.token_id for answer in sample_each(logits, specs) if isinstance(answer, Sampled)]
-    free = [sample_each(logits[row : row + 1], [specs[row]])[0] for row in range(0, 40, 2)]
+    drawn = [answer.token_id for answer in sampling.each(logits, specs) if isinstance(answer, Sampled)]
+    free = [sampling.each(logits[row : row + 1], [specs[row]])[0] for row in range(0, 40, 2)]
     assert {text_of([token]) for token in drawn[1::2]} == set("xyz")
     assert drawn[::2] == [answer.token_id for answer in free if isinstance(answer, Sampled)]
 
 
-def test_an_end_is_suppressed_unless_nothing_else_may_follow(compiler: ConstraintCompiler) -> None:
+def test_an_end_is_suppressed_unless_nothing_else_may_follow(sampling: Sampling, compiler: ConstraintCompiler) -> None:
     compiled = compiler.compile(Constraint(ConstraintKind.REGEX, ("ab?",)))
     spec = SamplingSpec(seed=0, temperature=0.0, constraint=compiled, suppressible_ids=(EOS_ID,))
     logits = torch.zeros(1, BYTE_VOCAB_SIZE)
     logits[0, EOS_ID] = 9
     for output, expected in (("a", byte_ids_of("b")), ("ab", [EOS_ID])):
-        (answer,) = sample_each(logits, [spec], output=byte_ids_of(output), suppress=True)
+        (answer,) = sampling.each(logits, [spec], output=byte_ids_of(output), suppress=True)
         assert isinstance(answer, Sampled)
         assert [answer.token_id] == expected
 
 
-def test_a_guide_that_is_lost_fails_its_own_row(compiler: ConstraintCompiler) -> None:
+def test_a_guide_that_is_lost_fails_its_own_row(sampling: Sampling, compiler: ConstraintCompiler) -> None:
     class Lost:
         def start(self, output_ids: object) -> "Lost":
             return self
@@ -185,7 +185,7 @@ def test_a_guide_that_is_lost_fails_its_own_row(compiler: ConstraintCompiler) ->
             raise AssertionError("nothing was drawn")
 
     specs = [SamplingSpec(seed=0, constraint=Lost()), SamplingSpec(seed=1)]
-    bad, good = sample_each(torch.zeros(2, BYTE_VOCAB_SIZE), specs)
+    bad, good = sampling.each(torch.zeros(2, BYTE_VOCAB_SIZE), specs)
     assert isinstance(bad, Failed)
     assert bad.message == "too complex"
     assert isinstance(good, Sampled)

@@ -14,33 +14,10 @@ import numpy as np
 import torch
 
 from services.scheduler.engine.api import Guide, GuideLost, SamplingSpec
+from services.scheduler.engine.sampling.rules import check_bias, is_penalised
+from services.scheduler.engine.sampling.token_counts import TokenCounts
 
 Tensor = torch.Tensor
-
-
-class TokenCounts:
-    """Which ids a sequence holds and how often each stands in its output, as arrays that grow in place."""
-
-    def __init__(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> None:
-        self._places = {token: place for place, token in enumerate(dict.fromkeys((*prompt_ids, *output_ids)))}
-        self._ids = np.fromiter(self._places, dtype=np.int64, count=len(self._places))
-        self._counts = np.zeros(len(self._places), dtype=np.float32)
-        for token in output_ids:
-            self._counts[self._places[token]] += 1
-
-    def add(self, token: int) -> None:
-        """Counts one more output token."""
-        place = self._places.setdefault(token, len(self._places))
-        if place == len(self._ids):
-            self._ids = np.resize(self._ids, 2 * place + 16)
-            self._counts = np.concatenate((self._counts, np.zeros(place + 16, dtype=np.float32)))
-        self._ids[place] = token
-        self._counts[place] += 1
-
-    def arrays(self) -> tuple[Tensor, Tensor]:
-        """Distinct ids, int64, and their counts in the output, fp32."""
-        size = len(self._places)
-        return torch.from_numpy(self._ids[:size]), torch.from_numpy(self._counts[:size])
 
 
 @dataclass(slots=True)
@@ -64,13 +41,9 @@ def adjustment(
     spec: SamplingSpec, prompt_ids: Sequence[int], output_ids: Sequence[int], vocab_size: int, device: torch.device
 ) -> Adjustment | None:
     """Prepares a sequence's adjustment, if it has one; raises ValueError for a bias on an id out of the vocabulary."""
-    for token, _ in spec.logit_bias:
-        if not 0 <= token < vocab_size:
-            raise ValueError(f"logit_bias on id {token}; the vocabulary has {vocab_size}")
-    repeats = spec.repetition_penalty != 1
-    counts = None
-    if repeats or spec.presence_penalty or spec.frequency_penalty:
-        counts = TokenCounts(prompt_ids if repeats else (), output_ids)
+    check_bias(spec, vocab_size)
+    counted = prompt_ids if spec.repetition_penalty != 1 else ()
+    counts = TokenCounts(counted, output_ids) if is_penalised(spec) else None
     bias = None
     if spec.logit_bias:
         ids, values = zip(*spec.logit_bias, strict=True)
@@ -122,9 +95,9 @@ def _penalize(logits: Tensor, rows: Sequence[tuple[int, SamplingSpec, TokenCount
     row, repetition, frequency, presence, sizes = torch.tensor(options, dtype=torch.float64).unbind(1)
     each = torch.stack((repetition, frequency, presence)).float().repeat_interleave(sizes.long(), dim=1)
     repetition, frequency, presence = each.to(logits.device)
-    ids = torch.cat([ids for ids, _ in parts])
+    ids = torch.from_numpy(np.concatenate([ids for ids, _ in parts]))
     places = (row.long().repeat_interleave(sizes.long()) * logits.shape[1] + ids).to(logits.device)
-    counts = torch.cat([counts for _, counts in parts]).to(logits.device)
+    counts = torch.from_numpy(np.concatenate([counts for _, counts in parts])).to(logits.device)
     values = logits.view(-1)[places]
     values = torch.where(values > 0, values / repetition, values * repetition)
     logits.view(-1)[places] = values - frequency * counts - presence * (counts > 0)

@@ -26,7 +26,13 @@ from services.scheduler.engine.api import (
     Slice,
 )
 from services.scheduler.engine.sampling.count_table import CountTable
-from services.scheduler.engine.sampling.sampler import LOGPROB_FLOOR
+from services.scheduler.engine.sampling.rules import (
+    LOGPROB_FLOOR,
+    NOT_FINITE,
+    NOTHING_LEFT,
+    check_bias,
+    is_penalised,
+)
 
 Tensor = torch.Tensor
 
@@ -67,13 +73,10 @@ class DeviceSampler:
 
     def open(self, key: SequenceKey, spec: SamplingSpec, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> None:
         """Takes up a sequence; raises ValueError for a bias on an id out of the vocabulary."""
-        for token, _ in spec.logit_bias:
-            if not 0 <= token < self._vocab_size:
-                raise ValueError(f"logit_bias on id {token}; the vocabulary has {self._vocab_size}")
+        check_bias(spec, self._vocab_size)
         guide = spec.constraint.start(output_ids) if spec.constraint is not None else None
-        repeats = spec.repetition_penalty != 1
-        penalised = repeats or spec.presence_penalty != 0 or spec.frequency_penalty != 0
-        slot = self._table.take(prompt_ids if repeats else (), output_ids) if penalised else -1
+        counted = prompt_ids if spec.repetition_penalty != 1 else ()
+        slot = self._table.take(counted, output_ids) if is_penalised(spec) else -1
         self._sequences[key] = _Sequence(spec, slot, guide)
 
     def close(self, key: SequenceKey) -> None:
@@ -206,10 +209,9 @@ class DeviceSampler:
     ) -> Sampled | Failed:
         key, sequence = row.slice.key, row.sequence
         if not sound:
-            return Failed(key, FailureKind.BAD_OUTPUT, "the model's logits aren't finite numbers")
+            return Failed(key, FailureKind.BAD_OUTPUT, NOT_FINITE)
         if not possible:
-            why = sequence.lost or "logit_bias, constraint and suppressed ids leave no token to draw"
-            return Failed(key, FailureKind.BAD_OUTPUT, why)
+            return Failed(key, FailureKind.BAD_OUTPUT, sequence.lost or NOTHING_LEFT)
         if sequence.guide is not None:
             try:
                 sequence.guide.accept(token)

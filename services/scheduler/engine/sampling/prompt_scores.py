@@ -1,4 +1,4 @@
-"""How likely a prompt's own ids were."""
+"""How likely a prompt's own ids were, from logits of PyTorch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from services.scheduler.engine.api import Logprobs, PromptLogprobs, Slice
-from services.scheduler.engine.sampling.sampler import LOGPROB_FLOOR
+from services.scheduler.engine.sampling.rules import LOGPROB_FLOOR
 
 
 def score_prompts(logits: torch.Tensor, slices: Sequence[Slice]) -> list[PromptLogprobs]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite
 
 import torch
 
@@ -21,11 +20,9 @@ from services.scheduler.engine.api import (
     Slice,
 )
 from services.scheduler.engine.sampling.adjustment import Adjustment, adjust, adjustment
+from services.scheduler.engine.sampling.rules import GREEDY_BELOW, LOGPROB_FLOOR, NOT_FINITE, NOTHING_LEFT
 
 Tensor = torch.Tensor
-
-GREEDY_BELOW = 1e-4
-LOGPROB_FLOOR = -1e30
 
 
 @dataclass(slots=True)
@@ -85,18 +82,6 @@ class Sampler:
             )
         ]
 
-    def takes_best(self, s: Slice) -> bool:
-        """Whether the first largest logit is all that this slice asks for: `best` then answers it, without the row."""
-        sequence = self._sequences[s.key]
-        change = sequence.change
-        return (
-            sequence.greedy and sequence.spec.logprobs is None and (change is None or not (change.always or s.suppress))
-        )
-
-    def best(self, s: Slice, token: int, logit: float) -> Sampled | Failed:
-        """The answer of a slice that takes its best: `token` with `logit`, which is NaN when any in the row is."""
-        return self._answer(s, self._sequences[s.key], token, None, isfinite(logit), True)
-
     def _adjust(self, logits: Tensor, slices: Sequence[Slice], sequences: Sequence[_Sequence]) -> None:
         changes = [
             (row, sequence.change, s.suppress)
@@ -129,12 +114,11 @@ class Sampler:
         self, s: Slice, sequence: _Sequence, token: int, logprobs: Logprobs | None, sound: bool, possible: bool
     ) -> Sampled | Failed:
         if not sound:
-            return Failed(s.key, FailureKind.BAD_OUTPUT, "the model's logits aren't finite numbers")
+            return Failed(s.key, FailureKind.BAD_OUTPUT, NOT_FINITE)
         change = sequence.change
         if not possible:
             why = change.lost if change is not None else ""
-            why = why or "logit_bias, constraint and suppressed ids leave no token to draw"
-            return Failed(s.key, FailureKind.BAD_OUTPUT, why)
+            return Failed(s.key, FailureKind.BAD_OUTPUT, why or NOTHING_LEFT)
         if change is not None and change.counts is not None:
             change.counts.add(token)
         if change is not None and change.guide is not None:
