@@ -25,7 +25,7 @@ from services.scheduler.engine.api import Answer, EngineInfo, Failed, Logprobs, 
 from services.scheduler.kv.pool import BlockPool
 from services.scheduler.kv.prefix_cache import PrefixCache
 from services.scheduler.opening import open_attempt
-from services.scheduler.ownership import Claimed, Held, Ownership, Reconciled
+from services.scheduler.ownership import Claim, Claimed, Held, Ownership, Reconciled
 from services.scheduler.sequence import Attempt, Sequence
 from services.scheduler.state import (
     AttemptEvent,
@@ -173,13 +173,11 @@ class SchedulerCore:
         """What is held of a request, and whether its owner is there. Raises NotFound."""
         return self._ownership.find(tenant, request_id, now)
 
-    def claim(
-        self, tenant: str, request_id: str, owner: Route, attempt_number: int, now: float
-    ) -> tuple[Claimed, list[Effect]]:
-        """Gives a request, with all its attempts, ended ones too, to a new owner. Raises NotFound."""
-        claimed, moved = self._ownership.claim(tenant, request_id, owner, attempt_number, now)
+    def claim(self, claim: Claim, now: float) -> tuple[Claimed, list[Effect]]:
+        """Gives a request, with all its attempts, ended ones too, to a new owner. Raises NotFound or Superseded."""
+        claimed, moved = self._ownership.claim(claim, now)
         return claimed, [
-            Moved(attempt.submission.attempt_id, old, owner, [sequence.log for sequence in attempt.sequences])
+            Moved(attempt.submission.attempt_id, old, claim.owner, [sequence.log for sequence in attempt.sequences])
             for attempt, old in moved
         ]
 

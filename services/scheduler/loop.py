@@ -29,7 +29,7 @@ from services.scheduler.engine.api import Answer, Engine
 from services.scheduler.engine_thread import EngineThread
 from services.scheduler.execution import Execution
 from services.scheduler.measures import Measures
-from services.scheduler.ownership import Claimed, Held, Reconciled
+from services.scheduler.ownership import Claim, Claimed, Held, Reconciled
 from services.scheduler.publisher import Publisher
 from services.scheduler.pulse import Pulse
 from services.scheduler.sequence import Attempt
@@ -104,13 +104,13 @@ class StepLoop:
         """What is held of a request. Raises NotFound."""
         return self.core.find(tenant, request_id, self._clock.now())
 
-    def claim(self, tenant: str, request_id: str, owner: Route, attempt_number: int) -> Claimed:
-        """Gives a request to a new owner. Raises NotFound."""
-        claimed, effects = self.core.claim(tenant, request_id, owner, attempt_number, self._clock.now())
+    def claim(self, claim: Claim) -> Claimed:
+        """Gives a request to a new owner. Raises NotFound or Superseded."""
+        claimed, effects = self.core.claim(claim, self._clock.now())
         self._perform(effects)
         self._wakeup.set()
         self._measures.count_claim()
-        _log.info("request claimed", request_id=request_id, by=owner.tokenizer, fence=claimed.fence)
+        _log.info("request claimed", request_id=claim.request_id, by=claim.owner.tokenizer, fence=claimed.fence)
         return claimed
 
     def reconcile(self, owner: Route, highest_attempt_number: int, live_ids: Sequence[int]) -> Reconciled:

@@ -20,6 +20,18 @@ STALE_OWNER = "STALE_OWNER"
 """The reason of a refusal: the request was claimed from whoever sent this."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """Who wants a request. `fence`: the one it is to have, 0 for the next one; `attempt_ids`: some of it, or none."""
+
+    tenant: str
+    request_id: str
+    owner: Route
+    attempt_number: int
+    fence: int = 0
+    attempt_ids: frozenset[int] = frozenset()
+
+
 @dataclass(frozen=True, slots=True)
 class Claimed:
     """What a claimer gets: its fence, the record, and the attempts, oldest first; the last one is the current one."""
@@ -147,17 +159,18 @@ class Ownership:
             attempts=tuple(_held(attempt) for attempt in attempts),
         )
 
-    def claim(
-        self, tenant: str, request_id: str, owner: Route, attempt_number: int, now: float
-    ) -> tuple[Claimed, list[tuple[Attempt, Route]]]:
-        """Gives a request to `owner`; returns besides which attempts moved, each with whose it was. Raises NotFound."""
-        request = self._current(tenant, request_id)
-        request.fence += 1
-        moved = [(attempt, attempt.owner) for attempt in request.attempts if attempt.owner != owner]
+    def claim(self, claim: Claim, now: float) -> tuple[Claimed, list[tuple[Attempt, Route]]]:
+        """Gives a request to its claimer; returns besides which attempts moved, each with whose it was.
+
+        Raises NotFound, and Superseded for a claimer who came too late.
+        """
+        request = self._meant(claim)
+        request.fence = _granted(request, claim)
+        moved = [(attempt, attempt.owner) for attempt in request.attempts if attempt.owner != claim.owner]
         for attempt in request.attempts:
-            attempt.number = attempt_number
+            attempt.number = claim.attempt_number
         for attempt, _ in moved:
-            self._give(attempt, owner, now)
+            self._give(attempt, claim.owner, now)
         return Claimed(request.fence, request.record, tuple(_held(attempt) for attempt in request.in_order())), moved
 
     def check_integrity(self, attempts: Iterable[Attempt]) -> None:
@@ -185,6 +198,14 @@ class Ownership:
         except KeyError:
             raise NotFound(f"request {request_id}") from None
 
+    def _meant(self, claim: Claim) -> _Request:
+        if not claim.attempt_ids:
+            return self._current(claim.tenant, claim.request_id)
+        for request in self._requests.get((claim.tenant, claim.request_id), ()):
+            if any(attempt.submission.attempt_id in claim.attempt_ids for attempt in request.attempts):
+                return request
+        raise NotFound(f"request {claim.request_id}")
+
     def _drop(self, label: Label, request: _Request) -> None:
         self._requests[label].remove(request)
         if not self._requests[label]:
@@ -198,6 +219,17 @@ class Ownership:
         self.leases.add(owner, attempt_id, now)
         for sequence in attempt.sequences:
             sequence.log.route = owner
+
+
+def _granted(request: _Request, claim: Claim) -> int:
+    """The fence that a claim gets. A claim may come twice, when its answer was lost: then it has been granted."""
+    if not claim.fence:
+        return request.fence + 1
+    has_it = claim.fence == request.fence and any(attempt.owner == claim.owner for attempt in request.attempts)
+    if claim.fence <= request.fence and not has_it:
+        message = f"the request is owned under fence {request.fence}, and {claim.fence} was asked for"
+        raise Superseded(message, reason=STALE_OWNER)
+    return claim.fence
 
 
 def _label(submission: Submission) -> Label:

@@ -79,7 +79,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         """Gives a request to another tokenizer."""
         async with answering(context, request_id=request.request_id):
             serving = self._serving()
-            claimed = serving.loop.claim(*wire.parse_claim(request))
+            claimed = serving.loop.claim(wire.parse_claim(request))
             return wire.claimed_to_wire(serving.hello.epoch, claimed)
 
     async def Reconcile(

@@ -14,7 +14,7 @@ from services.runtime.error_tree import InvalidRequest
 from services.scheduler.call import Rows
 from services.scheduler.effects import Load
 from services.scheduler.engine.api import Logprobs, SamplingSpec
-from services.scheduler.ownership import Claimed, Held, HeldAttempt, Reconciled
+from services.scheduler.ownership import Claim, Claimed, Held, HeldAttempt, Reconciled
 from services.scheduler.submission import ChoiceStart, Route, Submission, TextPlan
 from services.scheduler.token_log import TokenLog
 from tailrace.v1 import common_pb2, scheduler_pb2
@@ -70,13 +70,20 @@ def parse_sender(
     return parse_owner(pb.tokenizer, pb.tokenizer_epoch) if pb.HasField("tokenizer") else None
 
 
-def parse_claim(pb: scheduler_pb2.ClaimRequest) -> tuple[str, str, Route, int]:
-    """Tenant, request, new owner, the number for its count. Raises InvalidRequest."""
+def parse_claim(pb: scheduler_pb2.ClaimRequest) -> Claim:
+    """Who wants which request. Raises InvalidRequest."""
     if not pb.request_id:
         raise InvalidRequest("request_id", "must not be empty")
     if not pb.attempt_number:
         raise InvalidRequest("attempt_number", "must be at least 1")
-    return pb.tenant, pb.request_id, parse_owner(pb.tokenizer, pb.tokenizer_epoch), pb.attempt_number
+    return Claim(
+        tenant=pb.tenant,
+        request_id=pb.request_id,
+        owner=parse_owner(pb.tokenizer, pb.tokenizer_epoch),
+        attempt_number=pb.attempt_number,
+        fence=pb.fence,
+        attempt_ids=frozenset(pb.attempt_ids),
+    )
 
 
 def claimed_to_wire(epoch: int, claimed: Claimed) -> scheduler_pb2.ClaimResponse:

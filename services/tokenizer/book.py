@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from services.protocol.events import Failure, Finish, FinishReason
-from services.runtime.error_tree import Superseded, TailraceError
+from services.runtime.error_tree import Superseded, TailraceError, Unavailable
 from services.tokenizer.effects import (
     Effects,
     Finished,
@@ -28,6 +28,10 @@ from services.tokenizer.timers import Timers
 
 END_GRACE_S = 1.0
 """How long the engine may take to end what was aborted or is past its deadline; then we end it ourselves."""
+
+
+HANDOVER_S = 10.0
+"""How long what is still ours of a claimed request waits for its claimer, who goes from scheduler to scheduler."""
 
 
 class Book:
@@ -115,20 +119,27 @@ class Book:
     def let_go(self, entry: Entry, cut: Cut, now: float) -> Effects:
         """Another tokenizer has the request, or may, or nobody has: its readers are cut, and no end is invented.
 
-        Nothing that another one may have is touched: a Release names its sender, and one that is LEFT gets none.
+        Nothing that another one may have is touched: a Release names its sender, one that is LEFT gets none, and one
+        that is CLAIMED at one scheduler may be about to be claimed at the next.
         """
-        if entry.completed or entry.caller_is_final:
-            return self.settle(entry, now)
-        entry.cut = cut
-        entry.apply(CallerEvent.TAKEN)
-        entry.finished_at = entry.finished_at or now
-        effects: Effects = [LetGo(entry), Wake((entry,))]
-        if not entry.accepted:
-            effects.append(Refuse(entry, Superseded(f"request {entry.request_id!r} is not here any more")))
-        if cut is Cut.LEFT:
+        effects: Effects = []
+        if not entry.completed and not entry.caller_is_final:
+            effects += self._cut(entry, cut, now)
+        if cut is Cut.LEFT and entry.cut is not None:
             for attempt in self.known(attempt.attempt_id for attempt in entry.attempts):
                 effects += self.released(attempt, EngineEvent.LOST, now)
         return [*effects, *self.settle(entry, now)]
+
+    def _cut(self, entry: Entry, cut: Cut, now: float) -> Effects:
+        entry.cut = cut
+        entry.apply(CallerEvent.TAKEN)
+        entry.finished_at = entry.finished_at or now
+        if cut is Cut.CLAIMED:
+            entry.kept_until = now + HANDOVER_S
+            self.timers.add(entry.kept_until, entry)
+        if entry.accepted:
+            return [LetGo(entry), Wake((entry,))]
+        return [LetGo(entry), Wake((entry,)), Refuse(entry, _elsewhere(entry))]
 
     # -- release
 
@@ -165,3 +176,9 @@ class Book:
         self.retention.free(entry)
         self.timers.prune(len(self.entries))
         return Forget(entry)
+
+
+def _elsewhere(entry: Entry) -> TailraceError:
+    """What is lost is nowhere; anything else is found by asking again."""
+    what = f"request {entry.request_id!r} is not here any more"
+    return Superseded(what) if entry.cut is Cut.LOST else Unavailable(what, reason="CLAIMED")

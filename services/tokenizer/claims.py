@@ -3,7 +3,9 @@
 1. `remains_of` puts together what the schedulers answered to Find. Nothing has been changed by then.
 2. `Claims.take_over` enters the request, detached, with the attempts that hold it; so what a claimed attempt sends
    before Claim is answered finds its place. The route delivers each from token 0.
-3. `Claims.answered` and `refused` say what came of it. The last claimer wins: who loses an attempt lets the request go.
+3. `Claims.answered`, `gone` and `too_late` say what came of it at each scheduler, one after another. All claimers go
+   through them in one order and with one fence each; so of two the one who loses does so before the other can. The last
+   claimer wins: who loses an attempt lets the request go.
 
 Events in, effects out, as in core.py. All times are monotonic seconds, given with each event.
 """
@@ -20,7 +22,7 @@ from services.runtime.trace import TraceContext
 from services.tokenizer.attempts import Attempts
 from services.tokenizer.book import END_GRACE_S, Book
 from services.tokenizer.effects import Claim, Effects, SendRelease
-from services.tokenizer.entry import Attempt, Entry, Pinned
+from services.tokenizer.entry import Attempt, Cut, Entry, Pinned
 from services.tokenizer.state import CallerPhase
 
 CLAIMED_GRACE_S = 30.0
@@ -137,23 +139,23 @@ class Claims:
         self._book.timers.add(now + CLAIMED_GRACE_S, entry)
         if entry.deadline is not None:
             self._book.timers.add(entry.deadline + END_GRACE_S, entry)
-        effects: Effects = []
-        for held in remains.helds:
+        places = []
+        for held in sorted(remains.helds, key=lambda held: held.epoch):
             number = self._book.next_number()
             for attempt in held.attempts:
                 self._adopt(entry, held.scheduler, held.epoch, number, attempt)
-            effects.append(Claim(entry, held.scheduler, number))
+            places.append((held.scheduler, number))
         _divide(entry)
-        return entry, effects
+        return entry, [Claim(entry, places)]
 
     def wanted(self, entry: Entry, scheduler: str) -> bool:
         """Whether the claim is to be sent, or sent again."""
-        return any(attempt.claiming and attempt.scheduler == scheduler for attempt in entry.attempts)
+        return bool(self._pending(entry, scheduler))
 
     def answered(self, entry: Entry, scheduler: str, answer: ClaimAnswer, now: float) -> Effects:
         """The scheduler gave it to us, with attempts that may have changed since it was asked what it holds."""
         entry.fence = max(entry.fence, answer.fence)
-        pending = {a.attempt_id: a for a in entry.attempts if a.claiming and a.scheduler == scheduler}
+        pending = {attempt.attempt_id: attempt for attempt in self._pending(entry, scheduler)}
         number = max((attempt.number for attempt in pending.values()), default=0)
         effects: Effects = []
         for held in answer.attempts:
@@ -172,13 +174,21 @@ class Claims:
             effects += self._attempts.lose(attempt, now)
         return [*effects, *self._attempts.unpark(scheduler), *self._book.settle(entry, now)]
 
-    def refused(self, entry: Entry, scheduler: str, now: float) -> Effects:
-        """The scheduler has nothing of it any more."""
+    def gone(self, entry: Entry, scheduler: str, now: float) -> Effects:
+        """The scheduler has nothing of it any more, or was not asked since nobody wants it any more."""
         effects: Effects = []
-        for attempt in [a for a in entry.attempts if a.claiming and a.scheduler == scheduler]:
+        for attempt in self._pending(entry, scheduler):
             attempt.settled = True
             effects += self._attempts.lose(attempt, now)
         return [*effects, *self._attempts.unpark(scheduler), *self._book.settle(entry, now)]
+
+    def too_late(self, entry: Entry, scheduler: str, now: float) -> Effects:
+        """Another claimer has it there, and comes to the schedulers after it too."""
+        effects = self._attempts.stale([attempt.attempt_id for attempt in self._pending(entry, scheduler)], now)
+        return [*effects, *self._book.let_go(entry, Cut.CLAIMED, now), *self._attempts.unpark(scheduler)]
+
+    def _pending(self, entry: Entry, scheduler: str) -> list[Attempt]:
+        return [attempt for attempt in entry.attempts if attempt.claiming and attempt.scheduler == scheduler]
 
     def _entry(self, tenant: str, remains: Remains, now: float) -> Entry:
         record, choices = remains.record, remains.choices

@@ -204,6 +204,8 @@ class Ledger:
             effects += self._book.end(entry, FinishReason.ABORTED, now)
         if entry.detached and past(entry.kept_until, 0.0, now):
             effects += self._expired(entry, now)
+        if entry.is_handed_over and past(entry.kept_until, 0.0, now):
+            entry.kept_until = None
         effects += self._failover.overdue(entry, now)
         for attempt in entry.attempts:
             effects += self.attempts.overdue(attempt, now)

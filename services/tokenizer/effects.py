@@ -18,11 +18,13 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Claim this entry at a scheduler, with this attempt number, until it answers; tell the claims what came of it."""
+    """Claim this entry at one scheduler after the other, until it answers; tell the claims what came of each.
+
+    `places`: the schedulers in this order, each with the attempt number of the claim there.
+    """
 
     entry: Entry
-    scheduler: str
-    number: int
+    places: Sequence[tuple[str, int]]
 
 
 @dataclass(frozen=True, slots=True)

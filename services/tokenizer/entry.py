@@ -57,11 +57,11 @@ class Entry:
     """One request in the ledger. Times are monotonic seconds; `deadline` None: no limit.
 
     `stranded_at`: since when no scheduler has it, though one had; `fruitless`: attempts in a row that died without a
-    new token. `kept_until`: until when it stays though nobody reads it. `finished_at`: since when a caller has its end.
-    `record`: what is left at schedulers for a claimer. `held`: of a claimed one, tokens per choice that its schedulers
-    hold, so that callers may have as many; until its log has them it must not be generated anew. `ended_here`: its end
-    is ours, and not what its scheduler and detokenizer would tell again. `trace`: the call that opened it; `span`: what
-    is told of it here, where it is traced.
+    new token. `kept_until`: until when it stays though nobody reads it, or for whoever claimed it. `finished_at`: since
+    when a caller has its end. `record`: what is left at schedulers for a claimer. `held`: of a claimed one, tokens per
+    choice that its schedulers hold, so that callers may have as many; until its log has them it must not be generated
+    anew. `ended_here`: its end is ours, and not what its scheduler and detokenizer would tell again. `trace`: the call
+    that opened it; `span`: what is told of it here, where it is traced.
     """
 
     tenant: str
@@ -125,6 +125,11 @@ class Entry:
     def caller_is_final(self) -> bool:
         """Whether nobody will read it any more."""
         return self.caller in CALLER_FINAL
+
+    @property
+    def is_handed_over(self) -> bool:
+        """Whether another tokenizer has claimed it, and may be about to claim more of it."""
+        return self.cut is Cut.CLAIMED and self.kept_until is not None
 
     @property
     def progress(self) -> int:
@@ -243,10 +248,11 @@ class Attempt:
         """Once nobody reads. A whole answer that is only kept is kept here alone.
 
         Until its caller has it, a whole answer stays at the scheduler too: another tokenizer can rebuild it from there.
+        What a claimer has at one scheduler, and may come for at this one, waits for it.
         """
-        if self.phase in (EnginePhase.RELEASING, EnginePhase.RELEASED):
-            return False
         entry = self.entry
+        if self.phase in (EnginePhase.RELEASING, EnginePhase.RELEASED) or entry.is_handed_over:
+            return False
         if entry.caller_is_final or (entry.completed and (entry.detached or entry.ended_here)):
             return True
         # What is not known to be ours can't be released by us.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import assert_never
 
@@ -260,8 +260,8 @@ class Shell:
                 self._observer.progressed(effect)
             case Submit(attempt):
                 self._submit(attempt)
-            case Claim(entry, scheduler, number):
-                self._claim(entry, scheduler, number)
+            case Claim(entry, places):
+                self._claim(entry, places)
             case Reconcile(scheduler):
                 self._links[scheduler].reconcile()
             case SendAbort(attempt):
@@ -293,11 +293,14 @@ class Shell:
         self._observer.submitted(attempt)
         self._tasks.create_task(self._links[attempt.scheduler].submit(attempt), name=f"submit {attempt.attempt_id:x}")
 
-    def _claim(self, entry: Entry, scheduler: str, number: int) -> None:
+    def _claim(self, entry: Entry, places: Sequence[tuple[str, int]]) -> None:
         assert self._tasks is not None, "a request was claimed before run()"
         self._observer.claiming(entry)
-        claim = self._links[scheduler].claim(entry, number, self._ledger.claims)
-        self._tasks.create_task(claim, name=f"claim {entry.request_id}")
+        self._tasks.create_task(self._claim_in_turn(entry, places), name=f"claim {entry.request_id}")
+
+    async def _claim_in_turn(self, entry: Entry, places: Sequence[tuple[str, int]]) -> None:
+        for scheduler, number in places:
+            await self._links[scheduler].claim(entry, number, self._ledger.claims)
 
     def _answer(self, entry: Entry, error: TailraceError | None) -> None:
         if error is None:

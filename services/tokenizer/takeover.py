@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from hmac import compare_digest
 
 from services.protocol.answer import Offsets
-from services.protocol.events import AbortOutcome
+from services.protocol.events import AbortOutcome, FinishReason
 from services.protocol.request import ValidRequest
 from services.protocol.sender import Wakeup
 from services.runtime.clock import Clock
@@ -68,7 +68,7 @@ class TakeOver:
 
         A gateway asks here only when it can't ask there, so it is claimed `from_present` owners too. Raises
         AlreadyExists for other content, and for one whose owner is there otherwise: two direct callers would take it
-        from each other again and again.
+        from each other again and again. None also for one that was aborted: its label is free.
         """
         try:
             async with asyncio.timeout(DUPLICATE_LOOK_S):
@@ -84,9 +84,13 @@ class TakeOver:
         if found[0].owner_present and not from_present:
             raise AlreadyExists(f"request {request.request_id!r} (at another tokenizer)")
         try:
-            return await self._take(tenant, found[0])
+            entry = await self._take(tenant, found[0])
         except NotFound:
             return None
+        if found[0].ended and await self._was_aborted(entry):
+            self._perform(self._ledger.drop(entry, self._clock.now()))
+            return None
+        return entry
 
     async def abort(self, tenant: str, request_id: str, *, wait_until_released: bool) -> AbortOutcome:
         """Stops a request that is not known here. Its tokenizer, or whoever claims it, tells its caller.
@@ -116,20 +120,28 @@ class TakeOver:
                 raise InvalidRequest("offsets", f"token {token_offset} is beyond what there is")
         if not entry.held or _has(entry, offsets):
             return
+        await self._until(entry, lambda: _has(entry, offsets))
+        if entry.caller_is_final:
+            raise NotFound(f"request {entry.request_id!r} with this resume token")
+
+    async def _was_aborted(self, entry: Entry) -> bool:
+        """Of a whole answer: whether its caller had it stopped. It has no label any more; the next one asks anew."""
+        await self._until(entry, lambda: False)
+        finishes = (log.finish for log in entry.log.choices)
+        return any(finish is not None and finish.reason is FinishReason.ABORTED for finish in finishes)
+
+    async def _until(self, entry: Entry, enough: Callable[[], bool]) -> None:
+        """Returns once enough of it is rebuilt, or nothing more will come. Raises Unavailable."""
         waiting = _Waiting()
         entry.readers.append(waiting)
         try:
             async with asyncio.timeout(REBUILD_S):
-                while not _has(entry, offsets):
-                    if entry.caller_is_final or entry.completed:
-                        break
+                while not (enough() or entry.caller_is_final or entry.completed):
                     await waiting.news.wait()
         except TimeoutError:
             raise Unavailable(f"request {entry.request_id!r} is still being rebuilt here") from None
         finally:
             entry.drop(waiting)
-        if entry.caller_is_final:
-            raise NotFound(f"request {entry.request_id!r} with this resume token")
 
     async def _look(self, tenant: str, request_id: str) -> list[Remains]:
         """Asks all schedulers. Raises Unavailable when one that may have it does not answer, and no other has."""

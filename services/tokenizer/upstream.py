@@ -18,7 +18,7 @@ from services.runtime.clock import Clock
 from services.runtime.errors import Unavailable, from_rpc_error
 from services.runtime.log import get_logger
 from services.runtime.metrics import TokenizerMetrics
-from services.tokenizer.attempts import Attempts
+from services.tokenizer.attempts import STALE_OWNER, Attempts
 from services.tokenizer.backoff import Backoff
 from services.tokenizer.claims import Claims, Held
 from services.tokenizer.entry import Attempt, Entry
@@ -188,14 +188,21 @@ class SchedulerLink:
 
     async def claim(self, entry: Entry, number: int, claims: Claims) -> None:
         """Claims a request, until it is answered or not wanted any more; the claims are told the end."""
-        request = claim_to_wire(entry, tokenizer=self._name, tokenizer_epoch=self._hello.epoch, attempt_number=number)
+        if entry.caller_is_final:
+            self._perform(claims.gone(entry, self.address, self._clock.now()))
+            return
+        request = claim_to_wire(
+            entry, self.address, tokenizer=self._name, tokenizer_epoch=self._hello.epoch, attempt_number=number
+        )
         backoff = Backoff(0.05, 1.0)
         while claims.wanted(entry, self.address):
             try:
                 response = await self._scheduler.Claim(request, timeout=CALL_TIMEOUT_S)
             except grpc.aio.AioRpcError as error:
                 if not _unanswered(error):
-                    self._perform(claims.refused(entry, self.address, self._clock.now()))
+                    came_too_late = from_rpc_error(error).reason == STALE_OWNER
+                    outcome = claims.too_late if came_too_late else claims.gone
+                    self._perform(outcome(entry, self.address, self._clock.now()))
                     return
                 await asyncio.sleep(backoff.next())
             else:

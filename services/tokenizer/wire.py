@@ -141,15 +141,17 @@ def held_from_wire(pb: scheduler_pb2.FindResponse, scheduler: str, card: ModelCa
 
 
 def claim_to_wire(
-    entry: Entry, *, tokenizer: str, tokenizer_epoch: int, attempt_number: int
+    entry: Entry, scheduler: str, *, tokenizer: str, tokenizer_epoch: int, attempt_number: int
 ) -> scheduler_pb2.ClaimRequest:
-    """A Claim of what another tokenizer had."""
+    """A Claim of what another tokenizer had at this scheduler."""
     return scheduler_pb2.ClaimRequest(
         tenant=entry.tenant,
         request_id=entry.request_id,
         tokenizer=tokenizer,
         tokenizer_epoch=tokenizer_epoch,
         attempt_number=attempt_number,
+        fence=entry.fence,
+        attempt_ids=[attempt.attempt_id for attempt in entry.attempts if attempt.scheduler == scheduler],
     )
 
 

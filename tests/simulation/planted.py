@@ -12,6 +12,7 @@ from gateway.releases import Releases, StreamEnd
 from services.protocol.answer import AnswerCursor, ChoiceLog
 from services.protocol.events import FinishReason
 from services.protocol.outbox import Outbox
+from services.scheduler import ownership
 from services.scheduler.admission import Tombstones
 from services.scheduler.core import SchedulerCore
 from services.scheduler.effects import Effect
@@ -22,16 +23,17 @@ from services.scheduler.submission import Route
 from services.tokenizer.attempts import Attempts
 from services.tokenizer.core import Ledger
 from services.tokenizer.effects import Effects
-from services.tokenizer.entry import Attempt
+from services.tokenizer.entry import Attempt, Entry
 from services.tokenizer.failover import Failover
 from services.tokenizer.gateway_streams import Gateway, GatewayStream
+from tests.simulation.story import FOLDER
 
 
 @dataclass(frozen=True)
 class Bug:
     """A bug, as what it does wrong; `owner.name` is replaced by what `spoil` makes of the right one.
 
-    `story`: a course of things in which it does harm.
+    `story`: a course of things in which it does harm, or ends otherwise than it says.
     """
 
     what: str
@@ -91,6 +93,14 @@ def _evicts_the_oldest(_: Any) -> Any:
     return check_room
 
 
+def _grants_every_claim(_: Any) -> Any:
+    return lambda request, claim: request.fence + 1
+
+
+def _is_never(_: Any) -> Any:
+    return property(lambda self: False)
+
+
 def _releases_for_anybody(right: Any) -> Any:
     def release(self: SchedulerCore, attempt_ids: Iterable[int], now: float, sender: object = None) -> list[Effect]:
         return right(self, attempt_ids, now)  # type: ignore[no-any-return]  # the right one's
@@ -139,6 +149,7 @@ def _ignores_offsets(right: Any) -> Any:
     return starts_over
 
 
+TWO_CLAIM = (FOLDER / "09-two-claim-one-request-and-one-has-all-of-it.txt").read_text()
 ONE_ASKS = "0.50 alice asks gateway-1 for 20 tokens"
 ONE_LEAVES = "0.50 alice asks gateway-1 for 60 tokens, leaves after 0.3 s"
 A_SCHEDULER_DIES = """
@@ -175,6 +186,10 @@ BUGS = (
         0.50 alice asks gateway-1 for 90 tokens without failover
         0.90 tokenizer-1 is paused for 4.0 s
         """,
+    ),
+    Bug("a claim is granted whatever fence it brings", ownership, "_granted", _grants_every_claim, TWO_CLAIM),
+    Bug(
+        "who lost a request at one scheduler releases it at the others", Entry, "is_handed_over", _is_never, TWO_CLAIM,
     ),
     Bug("a released attempt's log stays in its route", Publisher, "_remove", _does_nothing, ONE_ASKS),
     Bug("a released attempt has no tombstone", Tombstones, "add", _does_nothing, A_SUBMIT_COMES_LATE),

@@ -15,7 +15,7 @@ every call of a kind comes late, long after it was given up: `0.50 every Submit 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -62,6 +62,11 @@ class Story:
     def plan(self, seed: int) -> Plan:
         """With the small chances of a seed: latencies, steps, who is first."""
         return Plan(seed=seed, shape=self.shape, callers=self.callers, faults=self.faults)
+
+    def wrongs(self, callers: Iterable[Caller]) -> list[str]:
+        """Which of its endings were others."""
+        fared = {caller.name: caller for caller in callers}
+        return [why for ending in self.endings if (why := ending.unlike(fared[ending.caller]))]
 
 
 def stories() -> Sequence[Path]:

@@ -20,11 +20,10 @@ def test_it_ends_as_it_is_told(path: Path) -> None:
     with substituted():
         for seed in range(SEEDS):
             result = run(story.plan(seed))
-            fared = {caller.name: caller for caller in result.callers}
-            wrong = [why for ending in story.endings if (why := ending.unlike(fared[ending.caller]))]
-            if result.violation or wrong:
+            wrongs = story.wrongs(result.callers)
+            if result.violation or wrongs:
                 told = "\n".join(run(story.plan(seed), tells=True).story)
-                pytest.fail(f"seed {seed}: {result.violation or wrong}\n{told}")
+                pytest.fail(f"seed {seed}: {result.violation or wrongs}\n{told}")
 
 
 @pytest.mark.parametrize("line", ["alice sleeps", "0.5 alice asks gateway-1 for 3 tokens loudly", "with 2 kettles"])

@@ -279,7 +279,7 @@ async def test_offsets_beyond_what_the_scheduler_holds_are_refused_at_once(tiny_
         await system.until_idle()
 
 
-async def test_of_two_who_claim_at_once_the_last_one_has_it_and_the_other_lets_go(tiny_model: Path) -> None:
+async def test_of_two_who_claim_at_once_one_has_it_and_the_other_lets_go(tiny_model: Path) -> None:
     async with running(tiny_model, claimers=2) as system:
         started = await system.one(tokens=300)
         await system.victim.kill()
@@ -294,7 +294,7 @@ async def test_of_two_who_claim_at_once_the_last_one_has_it_and_the_other_lets_g
         assert [len(ids) for ids in whole.ids.values()] == [300]
         assert not winner.gateway.cuts
         assert 1 not in loser.gateway.streams or loser.gateway.streams[1].completed is None
-        assert system.core.find("", "x", 0.0).fence == 3
+        assert system.core.find("", "x", 0.0).fence in (2, 3)  # 3: its look came after the other's claim
         await winner.gateway.release(1)
         await system.until_idle()
 

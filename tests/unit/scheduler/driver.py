@@ -13,7 +13,7 @@ from services.scheduler.effects import Effect, Opened
 from services.scheduler.engine.api import Engine, SamplingSpec
 from services.scheduler.engine.fake import FakeConfig
 from services.scheduler.execution import Execution
-from services.scheduler.ownership import Claimed, Reconciled
+from services.scheduler.ownership import Claim, Claimed, Reconciled
 from services.scheduler.publisher import Publisher
 from services.scheduler.sequence import Sequence as Running
 from services.scheduler.submission import ChoiceStart, Route, Submission
@@ -70,8 +70,9 @@ class Driver:
     def release(self, *attempt_ids: int, sender: Route | None = None) -> list[Effect]:
         return self._perform(self.core.release(attempt_ids, self.now, sender))
 
-    def claim(self, request_id: str, owner: Route, attempt_number: int = 1) -> Claimed:
-        claimed, effects = self.core.claim("", request_id, owner, attempt_number, self.now)
+    def claim(self, request_id: str, owner: Route, attempt_number: int = 1, **wanted: Any) -> Claimed:
+        claim = Claim(tenant="", request_id=request_id, owner=owner, attempt_number=attempt_number, **wanted)
+        claimed, effects = self.core.claim(claim, self.now)
         self._perform(effects)
         return claimed
 

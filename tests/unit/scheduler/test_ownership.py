@@ -33,6 +33,37 @@ def test_a_claim_raises_the_fence_and_gives_back_the_record() -> None:
     driver.core.check_integrity()
 
 
+def test_a_claim_brings_its_fence_and_is_refused_where_it_is_not_the_highest() -> None:
+    driver = Driver()
+    driver.submit(1, request_id="x", fence=3)
+    assert driver.claim("x", NEW, fence=5).fence == 5
+    for fence in (4, 5):
+        with pytest.raises(Superseded) as refused:
+            driver.claim("x", NEWEST, fence=fence)
+        assert refused.value.reason == "STALE_OWNER"
+    assert driver.core.attempts[1].owner == NEW
+    assert driver.claim("x", NEWEST, fence=6).fence == 6
+
+
+def test_a_claim_whose_answer_was_lost_is_granted_again_and_once_it_was_overtaken_no_more() -> None:
+    driver = Driver()
+    driver.submit(1, request_id="x")
+    assert [driver.claim("x", NEW, fence=2).fence for _ in range(2)] == [2, 2]
+    driver.claim("x", NEWEST, fence=3)
+    with pytest.raises(Superseded):
+        driver.claim("x", NEW, fence=2)
+
+
+def test_a_claim_that_names_attempts_means_their_request_whoever_has_its_label_now() -> None:
+    driver = claimed_driver()
+    driver.submit(2, request_id="x", record=b"another one")
+    assert driver.claim("x", NEWEST, attempt_ids=frozenset({1, 77})).record == b"all of it"
+    assert driver.core.attempts[2].owner == ROUTE
+    driver.release(1)
+    with pytest.raises(NotFound):
+        driver.claim("x", NEWEST, attempt_ids=frozenset({1}))
+
+
 def test_an_unknown_request_or_one_of_another_tenant_is_not_found() -> None:
     driver = Driver()
     driver.submit(1, request_id="x", tenant="other")

@@ -204,8 +204,8 @@ def test_of_two_attempts_each_choice_counts_where_it_was_last_run() -> None:
     pair = Pair(n=2)
     [older] = pair.attempts()
     newer = HeldAttempt(99, 1, older.number + 1, {1: (3, False)})
-    entry, effects = pair.take_over(pair.held(), replace(pair.held(scheduler="s2"), attempts=[newer]))
-    assert {effect.scheduler for effect in effects if isinstance(effect, Claim)} == {SCHEDULER, "s2"}
+    entry, effects = pair.take_over(replace(pair.held(scheduler="s2", epoch=2), attempts=[newer]), pair.held())
+    assert [effect.places for effect in effects if isinstance(effect, Claim)] == [[(SCHEDULER, 1), ("s2", 2)]]
     assert [attempt.provides for attempt in entry.attempts] == [(0,), (1,)]
     assert not any(attempt.abandoned for attempt in entry.attempts)
     pair.world.connect()
