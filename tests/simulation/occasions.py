@@ -79,7 +79,53 @@ def awakening(random: Random, plan: Plan) -> Plan:
     return replace(plan, shape=shape, callers=callers, faults=faults)
 
 
-OCCASIONS: tuple[Callable[[Random, Plan], Plan], ...] = (another_model, crowd, claim_in_vain, awakening)
+def claim_of_the_dead(random: Random, plan: Plan) -> Plan:
+    """A tokenizer dies, and what it left is being claimed at a scheduler that dies before it has answered."""
+    shape = Shape(tokenizers=2, schedulers=random.choice((1, 2)), step_s=0.08)
+    at = random.uniform(0.8, 1.5)
+    callers = [_caller(random, at=at - 0.4, prompt=5, max_tokens=90) for _ in range(4)]
+    faults = [
+        Fault(at=0.5, kind="late calls", other="scheduler Claim", strength=0.95),
+        Fault(at=at, kind="kill", process=f"tokenizer-{random.choice((1, 2))}", lasts_s=3.0),
+        Fault(at=at + random.uniform(0.05, 0.3), kind="kill", process="scheduler-1", lasts_s=random.choice((0.1, 1.0))),
+    ]
+    return replace(plan, shape=shape, callers=callers, faults=faults)
+
+
+def rival_claimers(random: Random, plan: Plan) -> Plan:
+    """What two schedulers hold is left by a tokenizer that two gateways share, one of which can't reach another one."""
+    shape = Shape(tokenizers=3, gateways=2, schedulers=2, step_s=0.08)
+    first = _caller(random, at=0.4, prompt=5, max_tokens=90)
+    shared = replace(first.request, request_id="shared", seed=random.getrandbits(32), n=random.choice((1, 2)))
+    callers = [
+        replace(first, request=shared),
+        replace(first, request=shared, at=0.45, door="gateway-2:7000"),
+    ]
+    dies, hidden = random.sample(("tokenizer-1", "tokenizer-2", "tokenizer-3"), 2)
+    back_at = random.uniform(4.2, 4.4)
+    faults = [
+        Fault(at=back_at - 3.17, kind="pause", process=f"scheduler-{random.choice((1, 2))}", lasts_s=3.17),
+        Fault(at=1.5, kind="block", process="gateway-2", other=hidden, lasts_s=3.4),
+        Fault(at=back_at - 0.05, kind="late calls", other="scheduler Claim", strength=random.choice((0.0, 0.8))),
+        Fault(at=back_at - 0.02, kind="kill", process=dies, lasts_s=0.6),
+    ]
+    return replace(plan, shape=shape, callers=callers, faults=faults)
+
+
+def blink(random: Random, plan: Plan) -> Plan:
+    """A tokenizer loses its only route and has it again while its messages to the gateway stand in line."""
+    shape = Shape(window=1, step_s=0.01)
+    at = random.uniform(1.0, 1.5)
+    callers = [_caller(random, at=random.uniform(0.5, 1.5), prompt=5, max_tokens=90) for _ in range(6)]
+    faults = [Fault(at=at, kind="slow down", process="gateway-1", strength=0.5, lasts_s=3.0)]
+    pair = random.choice((("tokenizer-1", "detokenizer-1"), ("detokenizer-1", "scheduler-1")))
+    faults += [Fault(at=at + 0.5 * n, kind="cut", process=pair[0], other=pair[1]) for n in range(1, 5)]
+    return replace(plan, shape=shape, callers=callers, faults=faults)
+
+
+OCCASIONS: tuple[Callable[[Random, Plan], Plan], ...] = (
+    another_model, crowd, claim_in_vain, awakening, claim_of_the_dead, rival_claimers, blink,
+)  # fmt: skip
 
 
 def _caller(random: Random, *, at: float, prompt: int, max_tokens: int, timeout_s: float = 0.0) -> Behaviour:
