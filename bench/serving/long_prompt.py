@@ -23,7 +23,7 @@ import numpy as np
 from bench.services_under_test import running
 from bench.serving.prompts import Prompts
 from cli.model_source import model_directory
-from services.scheduler.config import SchedulerConfig
+from services.scheduler.engine.cpu_engine import STEP_TOKENS
 from tailrace.client import Client, Delta
 
 SHORT_TOKENS = 64
@@ -127,7 +127,7 @@ async def _ttft_ms(client: Client, prompt: str) -> float:
 
 def _step_tokens(flags: list[str]) -> int:
     asked = [int(after) for flag, after in pairwise(flags) if flag == "--max-step-tokens"]
-    return asked[-1] if asked else SchedulerConfig.max_step_tokens
+    return asked[-1] if asked else STEP_TOKENS
 
 
 if __name__ == "__main__":

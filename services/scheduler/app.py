@@ -62,14 +62,16 @@ class SchedulerApp:
         # What loading made lives as long as the process; a collection that visits it stops every stream meanwhile.
         gc.collect()
         gc.freeze()
-        core = SchedulerCore(loaded.engine.info, self._config.limits)
+        limits = self._config.limits_of(loaded.engine.info)
+        core = SchedulerCore(loaded.engine.info, limits)
         runtime = self._runtime
         loop = StepLoop(loaded.engine, self._thread, core, Publisher(), runtime.clock, self._metrics, runtime.tracer)
         workshop = Workshop(self._compiler_of(loaded.engine.info))
         self._serving = Serving(loop, loaded.hello(self._runtime.epoch), workshop)
         if self._config.inference_gateway_names:
             InferenceGatewayNames(loop.load, self._serving.hello.model_id, self._runtime.registry)
-        self._runtime.log.info("engine loaded", model=self._serving.hello.model_id, **loaded.report)
+        report = {**loaded.report, "max_step_tokens": limits.max_step_tokens}
+        runtime.log.info("engine loaded", model=self._serving.hello.model_id, **report)
         self._runtime.set_ready(True)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(loop.run(), name="step loop")

@@ -8,6 +8,7 @@ from typing import Literal
 
 from services.runtime.config import ProcessConfig, option, require
 from services.scheduler.admission import Limits
+from services.scheduler.engine.api import EngineInfo
 from services.scheduler.policy import Policy, PolicyName
 
 EngineName = Literal["auto", "cpu", "torch", "fake"]
@@ -42,7 +43,9 @@ class SchedulerConfig(ProcessConfig):
 
     max_running: int = option(256, help="most sequences in the batch")
     max_waiting: int = option(1024, help="most sequences waiting for a place in it; more are refused")
-    max_step_tokens: int = option(512, help="most tokens computed in one step; longer prompts take several")
+    max_step_tokens: int | None = option(
+        None, help="most tokens computed in one step, longer prompts take several; none: 256 with engine cpu, else 512"
+    )
     queue_timeout_s: float = option(300.0, help="longest wait for a first place in the batch; then it ends as an error")
     policy: PolicyName = option("fcfs", help="who is next: first come, most of its prompt cached, or most urgent")
     priority_step_s: float = option(10.0, help="policy priority: the head start of one level over the level below")
@@ -77,14 +80,15 @@ class SchedulerConfig(ProcessConfig):
         for key in ("dtype", "kv_dtype"):
             both = self.weights_format != "auto" and getattr(self, key) != "auto"
             require(self, key, not both, "goes with engine torch, and can't stand beside weights_format")
-        for key in ("max_running", "max_step_tokens", "block_size", "max_tombstones", "fake_vocab_size"):
+        for key in ("max_running", "block_size", "max_tombstones", "fake_vocab_size"):
             require(self, key, getattr(self, key) >= 1, "must be at least 1")
-        for key in ("threads", "context_length", "kv_tokens", "kv_memory_bytes"):
+        for key in ("threads", "context_length", "kv_tokens", "kv_memory_bytes", "max_step_tokens"):
             value = getattr(self, key)
             require(self, key, value is None or value >= 1, "must be at least 1, or none")
         require(self, "kv_memory_bytes", None in (self.kv_tokens, self.kv_memory_bytes), "can't stand beside kv_tokens")
         require(self, "max_waiting", self.max_waiting >= 0, "must be 0 or more")
-        require(self, "max_step_tokens", self.max_step_tokens >= self.max_running, "must be at least max_running")
+        enough = self.max_step_tokens is None or self.max_step_tokens >= self.max_running
+        require(self, "max_step_tokens", enough, "must be at least max_running")
         least_held = self.max_running + self.max_waiting
         require(self, "max_held", self.max_held >= least_held, "must be at least max_running + max_waiting")
         require(self, "tombstone_ttl_s", self.tombstone_ttl_s > 0, "must be above 0")
@@ -93,13 +97,12 @@ class SchedulerConfig(ProcessConfig):
         require(self, "priority_step_s", self.priority_step_s > 0, "must be above 0")
         require(self, "stall_timeout_s", self.stall_timeout_s > 0, "must be above 0")
 
-    @property
-    def limits(self) -> Limits:
-        """What it takes on."""
+    def limits_of(self, engine: EngineInfo) -> Limits:
+        """What it takes on with this engine."""
         return Limits(
             max_running=self.max_running,
             max_waiting=self.max_waiting,
-            max_step_tokens=self.max_step_tokens,
+            max_step_tokens=self.max_step_tokens or max(engine.step_tokens, self.max_running),
             max_held=self.max_held,
             max_tombstones=self.max_tombstones,
             tombstone_ttl_s=self.tombstone_ttl_s,

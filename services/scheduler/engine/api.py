@@ -20,6 +20,8 @@ class EngineInfo:
     """What an engine can do; fixed at its start.
 
     `context_length` and `vocab_size` are in tokens, `total_blocks` counts KV blocks of `block_size` tokens each.
+    `step_tokens` is how long a step had better be at most: everybody's next token waits for it, and a shorter one than
+    the device can fill wastes time.
     """
 
     model_id: str
@@ -28,6 +30,7 @@ class EngineInfo:
     block_size: int
     total_blocks: int
     eos_token_ids: tuple[int, ...]
+    step_tokens: int = 512
 
 
 class Guide(Protocol):

@@ -25,6 +25,9 @@ from services.scheduler.model.config import ModelConfig
 from services.scheduler.model.config_json import read_config
 from services.scheduler.model.packed import pack_weights, shape_of
 
+STEP_TOKENS = 256
+"""Longer steps compute prefills hardly any faster, and delay whoever decodes beside them."""
+
 FORMATS = {"int8": Format.INT8, "int4": Format.INT4, "bf16": Format.BF16, "fp32": Format.FP32}
 
 
@@ -144,6 +147,7 @@ def load_cpu_engine(config: CpuEngineConfig) -> CpuEngine:
         block_size=config.block_size,
         total_blocks=blocks,
         eos_token_ids=model_config.eos_token_ids,
+        step_tokens=STEP_TOKENS,
     )
     report = CpuEngineReport(
         architecture=model_config.architecture,

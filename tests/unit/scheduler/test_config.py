@@ -75,9 +75,22 @@ def test_the_warm_up_leaves_nothing_in_the_engine() -> None:
 
 
 @needs_step_library
-def test_on_a_cpu_the_step_library_is_chosen(model_directory: Path) -> None:
-    loaded = engines.load(SchedulerConfig(model=model_directory, device="cpu", kv_tokens=256))
+def test_on_a_cpu_the_step_library_is_chosen_and_steps_are_short(model_directory: Path) -> None:
+    config = SchedulerConfig(model=model_directory, device="cpu", kv_tokens=256)
+    loaded = engines.load(config)
     assert (loaded.report["engine"], loaded.report["weights_format"]) == ("cpu", "int8")
+    assert config.limits_of(loaded.engine.info).max_step_tokens == 256
+
+
+@pytest.mark.parametrize(
+    ("settings", "step_tokens"),
+    [({}, 512), ({"max_running": 600}, 600), ({"max_step_tokens": 300}, 300), ({"max_step_tokens": 2000}, 2000)],
+)
+def test_a_step_is_as_long_as_the_engine_likes_it_unless_told_otherwise(
+    settings: dict[str, int], step_tokens: int
+) -> None:
+    config = fake(**settings)
+    assert config.limits_of(engines.load(config).engine.info).max_step_tokens == step_tokens
 
 
 def test_where_pytorch_computes_on_a_cpu_the_report_says_why(model_directory: Path) -> None:
