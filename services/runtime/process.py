@@ -8,7 +8,6 @@ flush for a moment and close, the public one first.
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import signal
 import sys
@@ -23,6 +22,7 @@ import uvloop
 from services.runtime import __version__, log, metrics_server
 from services.runtime.app import App, Ports, Runtime
 from services.runtime.config import ConfigError, ProcessConfig, load
+from services.runtime.heap import settle
 from services.runtime.parent import die_with_parent
 from services.runtime.phase import Phase, PhaseEvent
 from services.runtime.server import GrpcServer, PortUnavailable, reason_of
@@ -247,7 +247,7 @@ async def _run_with_signals(name: str, config: ProcessConfig, make_app: MakeApp)
     for number in STOP_SIGNALS:
         loop.add_signal_handler(number, on_signal)
     return await run_async(
-        name, config, _interruptible(make_app), stop=stop, stop_now=stop_now, on_ports=lambda _: _freeze()
+        name, config, _interruptible(make_app), stop=stop, stop_now=stop_now, on_ports=lambda _: settle()
     )
 
 
@@ -263,12 +263,6 @@ def _interruptible(make_app: MakeApp) -> MakeApp:
                 signal.signal(number, handler)
 
     return make
-
-
-def _freeze() -> None:
-    """Takes what start-up made out of every later garbage collection: with torch, 200,000 objects, 0.2 s a visit."""
-    gc.collect()
-    gc.freeze()
 
 
 def _exit_at_once(number: int, frame: FrameType | None) -> NoReturn:

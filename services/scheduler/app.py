@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import Sequence
 
 import grpc.aio
@@ -12,6 +11,7 @@ from services.protocol.inspection import add_admin_services
 from services.protocol.sender import Wakeup
 from services.runtime.app import Runtime
 from services.runtime.errors import Unavailable
+from services.runtime.heap import settle
 from services.runtime.metrics import SchedulerMetrics
 from services.scheduler import engines
 from services.scheduler.config import SchedulerConfig
@@ -59,9 +59,7 @@ class SchedulerApp:
         # Loading runs on the thread that later steps: what an engine sets up for its thread must be set up there.
         self._thread = EngineThread()
         loaded = await self._thread.run(engines.load, self._config)
-        # What loading made lives as long as the process; a collection that visits it stops every stream meanwhile.
-        gc.collect()
-        gc.freeze()
+        settle()
         limits = self._config.limits_of(loaded.engine.info)
         core = SchedulerCore(loaded.engine.info, limits)
         runtime = self._runtime
