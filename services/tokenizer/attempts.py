@@ -247,7 +247,7 @@ class Attempts:
     def route_opened(self, scheduler: str, epoch: int, now: float) -> Effects:
         """A call to the scheduler's current incarnation is up; what another one had is lost."""
         self._schedulers.opened(scheduler, epoch)
-        return [*self.scheduler_seen(scheduler, epoch, now), *self._failover.resubmit()]
+        return [*self.scheduler_seen(scheduler, epoch, now), *self._failover.resubmit(now)]
 
     def route_lost(self, scheduler: str, now: float) -> Effects:
         """The call is over: no marker comes through it any more, and the next one starts from token 0."""
@@ -272,7 +272,7 @@ class Attempts:
                 effects += self.lose(attempt, now)
             elif not attempt.claimed and self._schedulers.least_busy() is not None:
                 effects += [*self._leave(attempt, now), *self._book.settle(attempt.entry, now)]
-        return [*effects, *self._failover.resubmit()]
+        return [*effects, *self._failover.resubmit(now)]
 
     def scheduler_silent(self, scheduler: str, now: float) -> Effects:
         """The scheduler answers nobody, but may be back with all that it knew: given up only where another is there."""
@@ -298,7 +298,7 @@ class Attempts:
         for attempt in self._book.known(missing_ids):
             if attempt.phase is not EnginePhase.RELEASING:
                 effects += self.lose(attempt, now)
-        return [*effects, *self._failover.resubmit()]
+        return [*effects, *self._failover.resubmit(now)]
 
     def overdue(self, attempt: Attempt, now: float) -> Effects:
         """Stops waiting for what should have come by now."""

@@ -191,7 +191,7 @@ class Ledger:
         for entry in self._book.timers.due(now):
             if not entry.forgotten:
                 effects += self._overdue(entry, now)
-        return [*effects, *self._failover.resubmit()]
+        return [*effects, *self._failover.resubmit(now)]
 
     def _overdue(self, entry: Entry, now: float) -> Effects:
         effects: Effects = []

@@ -239,6 +239,17 @@ class Attempt:
         return not self.abandoned and self.phase not in (EnginePhase.RELEASING, EnginePhase.RELEASED)
 
     @property
+    def continues(self) -> bool:
+        """Whether it goes on with what an earlier one began."""
+        return self is not self.entry.attempts[0] and not self.claimed
+
+    @property
+    def ids_before(self) -> int:
+        """What is computed before its first new token, ids: the prompt and the output so far, for each choice."""
+        prompt = len(self.entry.pinned.prompt_ids)
+        return sum(prompt + len(self.entry.log.choices[choice].token_ids) for choice in self.choices)
+
+    @property
     def claiming(self) -> bool:
         """Whether its Claim has not been answered."""
         return self.claimed and not self.settled and not self.released

@@ -3,9 +3,14 @@
 A continuation carries the output that is here; what was not here yet is generated again. Attempts are bounded by
 progress, since a request may be what kills schedulers: one that was present at two deaths in a row without a new token
 is tried after all others and with no other such one, and ends at the third.
+
+What was computed is computed again, one request after the other. So not all of a dead scheduler's requests are sent to
+the first one that is there: what it can't begin soon waits here, and goes to the dead one if that is back meanwhile.
 """
 
 from __future__ import annotations
+
+from collections import Counter
 
 from services.protocol.events import ErrorCode, Failure, FinishReason
 from services.protocol.request import Failover as Choice
@@ -22,6 +27,9 @@ MAX_FRUITLESS = 3
 ALONE_AFTER = 2
 """Such attempts after which it is tried alone."""
 
+RECOMPUTED_IDS_MAX = 8192
+"""Ids of continuations that a scheduler may have from here and has shown no new token for: many steps' work."""
+
 _DIED = "The scheduler that ran the request died"
 
 
@@ -32,7 +40,8 @@ class Failover:
         self._book = book
         self._schedulers = schedulers
         self._grace_s = grace_s
-        self._stranded: dict[Entry, None] = {}
+        self._stranded: dict[Entry, bool] = {}
+        """Each with whether it has had to wait for its turn, though a scheduler was there."""
         self._alone: Entry | None = None
 
     def lost(self, attempt: Attempt, now: float) -> Effects:
@@ -73,33 +82,52 @@ class Failover:
         attempt.abandoned = True
         self._strand(entry, now)
 
-    def resubmit(self) -> Effects:
+    def resubmit(self, now: float) -> Effects:
         """Submits what waits, as far as a scheduler is there."""
         effects: Effects = []
+        if not self._stranded:
+            return effects
+        recomputed = self._recomputed()
         for entry in sorted(self._stranded, key=lambda entry: entry.fruitless >= ALONE_AFTER):
             if entry.completed or entry.caller_is_final:
                 del self._stranded[entry]
                 continue
-            scheduler = self._schedulers.least_busy()
-            if scheduler is None:
-                break
-            if self._may_be_tried(entry):
-                del self._stranded[entry]
-                effects.append(Submit(self._book.new_attempt(entry, scheduler)))
-                self._schedulers.sent(scheduler, len(entry.attempts[-1].choices))
+            full = [scheduler for scheduler, ids in recomputed.items() if ids >= RECOMPUTED_IDS_MAX]
+            scheduler = self._schedulers.least_busy(tried=full)
+            if scheduler is None or not self._may_be_tried(entry):
+                self._stranded[entry] |= self._schedulers.least_busy() is not None
+                continue
+            attempt = self._again(entry, scheduler, now)
+            recomputed[scheduler] += attempt.ids_before
+            effects.append(Submit(attempt))
         return effects
 
+    def _again(self, entry: Entry, scheduler: str, now: float) -> Attempt:
+        if self._stranded.pop(entry):
+            self._wait(entry, now)
+        attempt = self._book.new_attempt(entry, scheduler)
+        self._schedulers.sent(scheduler, len(attempt.choices))
+        return attempt
+
+    def _recomputed(self) -> Counter[str]:
+        """What each scheduler has to compute again before its continuations go on, ids."""
+        recomputed: Counter[str] = Counter()
+        for attempt in self._book.attempts.values():
+            if attempt.counts and attempt.continues and attempt.entry.on_trial:
+                recomputed[attempt.scheduler] += attempt.ids_before
+        return recomputed
+
     def overdue(self, entry: Entry, now: float) -> Effects:
-        """Ends a request that found no scheduler in time; one that waits for its turn alone goes on waiting."""
+        """Ends a request that found no scheduler in time; one that waits for its turn goes on waiting."""
         if entry.completed or not past(entry.stranded_at, self._grace_s, now):
             return []
-        if self._schedulers.least_busy() is not None and entry.fruitless >= ALONE_AFTER and entry in self._stranded:
+        if self._schedulers.least_busy() is not None and entry in self._stranded:
             self._wait(entry, now)
             return []
         return self._give_up(entry, f"{_DIED}, and none took its place in {self._grace_s:g} s.", now)
 
     def _strand(self, entry: Entry, now: float) -> None:
-        self._stranded[entry] = None
+        self._stranded[entry] = False
         if entry.stranded_at is None:
             self._wait(entry, now)
 

@@ -196,3 +196,16 @@ def test_choices_of_one_attempt_run_side_by_side() -> None:
     driver = Driver()
     driver.submit(1, choices=tuple(ChoiceStart(number) for number in range(4)))
     assert len(driver.step().slices) == 4
+
+
+def test_a_continuation_goes_before_prompts_that_came_before_it_and_wait() -> None:
+    driver = Driver(limits=Limits(max_running=1))
+    for attempt_id in (1, 2):
+        driver.submit(attempt_id, max_tokens=2)
+    driver.step()
+    driver.now += 5.0
+    driver.submit(3, choices=(ChoiceStart(0, (7, 8)),), max_tokens=4)
+    admitted: list[int] = []
+    while driver.core.has_work:
+        admitted += [sequence.log.attempt_id for sequence in driver.step().admitted]
+    assert admitted == [3, 2]

@@ -9,6 +9,7 @@ import pytest
 from services.protocol.events import ErrorCode, Failure, FinishReason
 from services.protocol.request import Failover
 from services.runtime.error_tree import InvalidRequest, Overloaded, TailraceError, Unavailable
+from services.tokenizer import failover
 from services.tokenizer.book import END_GRACE_S
 from services.tokenizer.failover import MAX_FRUITLESS
 from services.tokenizer.schedulers import Schedulers
@@ -353,3 +354,38 @@ def test_a_scheduler_that_was_given_up_and_wakes_writes_into_nothing_and_is_told
         world.pump()
     assert caller.entry.log.choices[0].token_ids == [100]
     assert list(world.releases) == [first.attempt_id]
+
+
+def test_what_a_scheduler_can_not_compute_again_soon_waits_for_whoever_has_time(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failover, "RECOMPUTED_IDS_MAX", 8)
+    callers = [running(world, tokens=3, request_id=f"r{number}") for number in range(6)]
+    world.ledger.schedulers.opened("other", 7)
+    world.ledger.schedulers.closed(SCHEDULER)
+    world.perform(world.attempts.scheduler_lost(SCHEDULER, world.now))
+    # Two prompts of 2 ids and their 3 tokens each are more than it may have.
+    assert [submit.scheduler for submit in world.submits] == ["other"] * 2
+    world.ledger.schedulers.opened(SCHEDULER, 9)
+    world.perform(world.ledger.tick(world.now))
+    assert [submit.scheduler for submit in world.submits] == ["other"] * 2 + [SCHEDULER] * 2
+    waiting = [caller for caller in callers if len(caller.entry.attempts) == 1]
+    world.pass_time(2 * GRACE_S)
+    assert len(waiting) == 2
+    assert not any(caller.entry.completed for caller in waiting)
+
+
+def test_what_waits_for_its_turn_goes_as_soon_as_another_one_has_shown_a_new_token(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failover, "RECOMPUTED_IDS_MAX", 1)
+    for number in range(3):
+        running(world, tokens=3, request_id=f"r{number}")
+    die(world)
+    for _ in range(3):
+        assert len(world.submits) == 1
+        accept(world)
+        world.generate(world.running()[-1])
+        accept(world)
+        world.perform(world.ledger.tick(world.now))
+    assert not world.submits
