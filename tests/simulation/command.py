@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from tests.simulation.occasions import plan_of
 from tests.simulation.probes import no_transition_yet
@@ -19,6 +19,7 @@ from tests.simulation.substitutes import substituted
 CHUNK = 20
 MOST_REPORTS = 5
 BAR = 40
+LINE_EVERY = 500
 
 
 def main(argv: Sequence[str]) -> int:
@@ -53,7 +54,7 @@ def _many(seeds: range, jobs: int) -> int:
         done += number
         counts.update(chunk_counts)
         failures |= chunk_failures
-        _show(done, len(seeds), len(failures), time.monotonic() - started)
+        _show(done, len(seeds), failures, time.monotonic() - started)
     took_s = time.monotonic() - started
     print("\n" + table(counts, len(seeds)))
     print(f"\n{took_s:.0f} s, {took_s * jobs / len(seeds):.3f} s a seed on each of {jobs} processes")
@@ -86,12 +87,14 @@ def run_seeds(seeds: range) -> tuple[int, Counter[str], dict[int, str]]:
     return len(seeds), counts, failures
 
 
-def _show(done: int, total: int, failed: int, took_s: float) -> None:
+def _show(done: int, total: int, failures: Mapping[int, str], took_s: float) -> None:
     if not sys.stderr.isatty():
+        if done % LINE_EVERY < CHUNK:
+            print(f"{done} of {total} in {took_s:.0f} s, failed: {sorted(failures)}", file=sys.stderr, flush=True)
         return
     filled = BAR * done // total
     left_s = took_s / done * (total - done)
     bar = "█" * filled + "░" * (BAR - filled)
-    sys.stderr.write(f"\r{bar} {done}/{total}, {failed} failed, {left_s:.0f} s left  ")
+    sys.stderr.write(f"\r{bar} {done}/{total}, {len(failures)} failed, {left_s:.0f} s left  ")
     if done == total:
         sys.stderr.write("\n")
