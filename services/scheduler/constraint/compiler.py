@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from services.protocol.request import Constraint, ConstraintKind
 from services.runtime.error_tree import InvalidRequest
+from services.runtime.heap import give_back
 from services.scheduler.engine.api import GuideLost
 
 if TYPE_CHECKING:
@@ -116,6 +117,7 @@ class ConstraintCompiler:
             if self._tokenizer is None:
                 text = self._tokenizer_json.read_text(encoding="utf-8")
                 self._tokenizer = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=self._eos_token_ids)
+                give_back()
             return self._tokenizer
 
 
