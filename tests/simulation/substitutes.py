@@ -110,14 +110,8 @@ class NoMetric:
     dec = set = observe = set_function = inc
 
 
-class NoCollector:
-    """What is left of the garbage collector in a simulation, which runs it between runs."""
-
-    @staticmethod
-    def collect() -> None:
-        pass
-
-    freeze = collect
+def _settle() -> None:
+    """The heap is everybody's here, and collected between runs."""
 
 
 @contextmanager
@@ -170,7 +164,8 @@ _SUBSTITUTES: list[tuple[Any, str, Any]] = [
     (services.runtime.process, "LAG_INTERVAL_S", 1e9),
     *((services.runtime.metrics, name, NoMetric) for name in ("Counter", "Gauge", "Histogram", "TokenHistogram")),
     (services.scheduler.app, "EngineThread", EngineOnTime),
-    (services.scheduler.app, "gc", NoCollector),
+    (services.runtime.process, "settle", _settle),
+    (services.scheduler.app, "settle", _settle),
     (gateway.app, "HttpServer", NoHttp),
     # Read once for all runs: immutable, or without state between two calls.
     (services.detokenizer.app, "load_vocabulary", cache(load_vocabulary)),
