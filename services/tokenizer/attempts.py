@@ -225,6 +225,11 @@ class Attempts:
             return []
         return [SendRelease(scheduler, attempt_id)]
 
+    def hand_back(self, attempt: Attempt, now: float) -> Effects:
+        """What waited here for its claimer is claimed for another entry, which reads it from its beginning."""
+        self._parked.setdefault(attempt.scheduler, set()).add(attempt.attempt_id)
+        return [*self._book.released(attempt, EngineEvent.LOST, now), *self._book.settle(attempt.entry, now)]
+
     def unpark(self, scheduler: str) -> Effects:
         """A claim was answered: what was unknown until then is read from its beginning, or not wanted by anybody."""
         if any(attempt.claiming for attempt in self._book.at(scheduler)):

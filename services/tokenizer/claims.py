@@ -128,12 +128,15 @@ class Claims:
     def take_over(self, tenant: str, remains: Remains, now: float) -> tuple[Entry, Effects]:
         """Enters what another tokenizer had, and has it claimed wherever it is held.
 
-        Raises NotFound when something is missing, or when it was ours and is being forgotten. It is not refused for
-        load: it was admitted once.
+        Raises NotFound when something is missing, or when it was ours and is being forgotten; but not for what waits
+        here for whoever claimed the rest from us: that one may have died. It is not refused for load: it was admitted
+        once.
         """
         ids = [attempt.attempt_id for held in remains.helds for attempt in held.attempts]
-        if not remains.whole or self._book.known(ids):
+        ours = self._book.known(ids)
+        if not remains.whole or not all(attempt.entry.is_handed_over for attempt in ours):
             raise NotFound(f"request {remains.record.started.request_id!r}")
+        effects = [effect for attempt in ours for effect in self._attempts.hand_back(attempt, now)]
         entry = self._entry(tenant, remains, now)
         self._book.enter(entry)
         self._book.timers.add(now + CLAIMED_GRACE_S, entry)
@@ -146,7 +149,7 @@ class Claims:
                 self._adopt(entry, held.scheduler, held.epoch, number, attempt)
             places.append((held.scheduler, number))
         _divide(entry)
-        return entry, [Claim(entry, places)]
+        return entry, [*effects, Claim(entry, places)]
 
     def wanted(self, entry: Entry, scheduler: str) -> bool:
         """Whether the claim is to be sent, or sent again."""

@@ -13,7 +13,7 @@ from services.scheduler.submission import ChoiceStart, Route
 from services.tokenizer.book import HANDOVER_S
 from services.tokenizer.claims import ClaimAnswer, Held, HeldAttempt, Record, remains_of
 from services.tokenizer.core import Ledger
-from services.tokenizer.effects import Claim, Effects, SendRelease
+from services.tokenizer.effects import Claim, Effects, Resubscribe, SendRelease
 from services.tokenizer.entry import Cut, Entry, Pinned
 from services.tokenizer.retention import Retention
 from tests.unit.scheduler.driver import ROUTE, Driver
@@ -67,6 +67,11 @@ class Claimer:
         )
         self.now = 100.0
         self.entry: Entry | None = None
+        self.resubscribed: list[str] = []
+        self._steps = self._claiming()
+
+    def look_again(self) -> None:
+        """Somebody asks it for the request once more."""
         self._steps = self._claiming()
 
     def step(self) -> None:
@@ -92,6 +97,8 @@ class Claimer:
         for effect in effects:
             if isinstance(effect, SendRelease):
                 self.schedulers[effect.scheduler].core.release(effect.attempt_id, sender=self.route)
+            if isinstance(effect, Resubscribe):
+                self.resubscribed.append(effect.scheduler)
 
     def _claiming(self) -> Iterator[None]:
         helds = [scheduler.held(name) for name, scheduler in self.schedulers.items()]
@@ -101,6 +108,7 @@ class Claimer:
             self.entry, effects = self.ledger.claims.take_over("", remains, self.now)
         except (NotFound, ValueError):
             return
+        self.perform(effects)
         [claim] = (effect for effect in effects if isinstance(effect, Claim))
         for name, number in claim.places:
             self.perform(self._claim(self.entry, name, number))
@@ -181,6 +189,20 @@ def test_what_no_winner_comes_for_is_released_by_the_loser_after_a_while() -> No
     assert schedulers["second"].core.core.attempts
     one.wait(2.0)
     assert not schedulers["second"].core.core.attempts
+
+
+def test_what_still_waits_for_a_winner_who_died_on_the_way_can_be_claimed_with_the_rest_again() -> None:
+    _, [one, _] = play(("one",) * 3 + ("other",) * 2)
+    left = one.entry
+    one.look_again()
+    for _ in STEPS:
+        one.step()
+    assert one.entry is not None
+    assert one.entry is not left
+    assert one.entry.cut is None
+    assert {attempt.attempt_id: attempt.settled for attempt in one.entry.attempts} == {1: True, 2: True}
+    assert list(one.ledger) == [one.entry]
+    assert one.resubscribed == ["second"]
 
 
 def test_a_scheduler_that_says_no_ends_the_claiming() -> None:
