@@ -17,6 +17,8 @@ def unreleased(case: Case) -> Iterator[Finding]:
         view = now.tokenizer
         if view is None or before.tokenizer is None or view.caller_phase not in ("FINISHED", "GONE"):
             continue
+        if view.waits_for == "CLAIMER":
+            continue  # for ten seconds at most
         if before.tokenizer.caller_phase == view.caller_phase and (view.finished_ms or 0) >= OWED_MS:
             missing.setdefault(view.waits_for, []).append(now)
     for waits_for, flows in missing.items():

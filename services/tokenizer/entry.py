@@ -56,12 +56,13 @@ class Pinned:
 class Entry:
     """One request in the ledger. Times are monotonic seconds; `deadline` None: no limit.
 
-    `stranded_at`: since when no scheduler has it, though one had; `fruitless`: attempts in a row that died without a
-    new token. `kept_until`: until when it stays though nobody reads it, or for whoever claimed it. `finished_at`: since
-    when a caller has its end. `record`: what is left at schedulers for a claimer. `held`: of a claimed one, tokens per
-    choice that its schedulers hold, so that callers may have as many; until its log has them it must not be generated
-    anew. `ended_here`: its end is ours, and not what its scheduler and detokenizer would tell again. `trace`: the call
-    that opened it; `span`: what is told of it here, where it is traced.
+    `stranded_at`: since when no scheduler has it, though one had; `waits_for_turn`: one is there, and has enough to do;
+    `fruitless`: attempts in a row that died without a new token. `kept_until`: until when it stays though nobody reads
+    it, or for whoever claimed it. `finished_at`: since when a caller has its end. `record`: what is left at schedulers
+    for a claimer. `held`: of a claimed one, tokens per choice that its schedulers hold, so that callers may have as
+    many; until its log has them it must not be generated anew. `ended_here`: its end is ours, and not what its
+    scheduler and detokenizer would tell again. `trace`: the call that opened it; `span`: what is told of it here, where
+    it is traced.
     """
 
     tenant: str
@@ -85,6 +86,7 @@ class Entry:
     first_output_at: float | None = None
     aborted_at: float | None = None
     stranded_at: float | None = None
+    waits_for_turn: bool = False
     fruitless: int = 0
     progress_at: float = 0.0
     completed_at: float | None = None

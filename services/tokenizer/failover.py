@@ -40,8 +40,7 @@ class Failover:
         self._book = book
         self._schedulers = schedulers
         self._grace_s = grace_s
-        self._stranded: dict[Entry, bool] = {}
-        """Each with whether it has had to wait for its turn, though a scheduler was there."""
+        self._stranded: dict[Entry, None] = {}
         self._alone: Entry | None = None
 
     def lost(self, attempt: Attempt, now: float) -> Effects:
@@ -95,7 +94,7 @@ class Failover:
             full = [scheduler for scheduler, ids in recomputed.items() if ids >= RECOMPUTED_IDS_MAX]
             scheduler = self._schedulers.least_busy(tried=full)
             if scheduler is None or not self._may_be_tried(entry):
-                self._stranded[entry] |= self._schedulers.least_busy() is not None
+                self._leave_waiting(entry, now)
                 continue
             attempt = self._again(entry, scheduler, now)
             recomputed[scheduler] += attempt.ids_before
@@ -103,11 +102,19 @@ class Failover:
         return effects
 
     def _again(self, entry: Entry, scheduler: str, now: float) -> Attempt:
-        if self._stranded.pop(entry):
+        del self._stranded[entry]
+        if entry.waits_for_turn:
+            entry.waits_for_turn = False
             self._wait(entry, now)
         attempt = self._book.new_attempt(entry, scheduler)
         self._schedulers.sent(scheduler, len(attempt.choices))
         return attempt
+
+    def _leave_waiting(self, entry: Entry, now: float) -> None:
+        is_anybody_there = self._schedulers.least_busy() is not None
+        if entry.waits_for_turn and not is_anybody_there:
+            self._wait(entry, now)
+        entry.waits_for_turn = is_anybody_there
 
     def _recomputed(self) -> Counter[str]:
         """What each scheduler has to compute again before its continuations go on, ids."""
@@ -127,7 +134,7 @@ class Failover:
         return self._give_up(entry, f"{_DIED}, and none took its place in {self._grace_s:g} s.", now)
 
     def _strand(self, entry: Entry, now: float) -> None:
-        self._stranded[entry] = False
+        self._stranded[entry] = None
         if entry.stranded_at is None:
             self._wait(entry, now)
 

@@ -109,7 +109,9 @@ def _waits_for(entry: Entry) -> str:
     """The one thing without which nothing goes on; empty while nothing is missing."""
     attempt = entry.attempts[-1]
     if entry.stranded_at is not None and not entry.completed:
-        return "SCHEDULER"
+        return "TURN" if entry.waits_for_turn else "SCHEDULER"
+    if entry.is_handed_over:
+        return "CLAIMER"
     if attempt.phase is EnginePhase.RELEASING:
         return "RELEASE_ANSWER" if attempt.release_answered_at is None else "MARKER"
     return ""

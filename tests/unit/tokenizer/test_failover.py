@@ -369,7 +369,7 @@ def test_what_a_scheduler_can_not_compute_again_soon_waits_for_whoever_has_time(
     world.ledger.schedulers.opened(SCHEDULER, 9)
     world.perform(world.ledger.tick(world.now))
     assert [submit.scheduler for submit in world.submits] == ["other"] * 2 + [SCHEDULER] * 2
-    waiting = [caller for caller in callers if len(caller.entry.attempts) == 1]
+    waiting = [caller for caller in callers if caller.entry.waits_for_turn]
     world.pass_time(2 * GRACE_S)
     assert len(waiting) == 2
     assert not any(caller.entry.completed for caller in waiting)
