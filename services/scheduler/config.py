@@ -29,7 +29,9 @@ class SchedulerConfig(ProcessConfig):
     model: Path | None = option(None, help="directory of the model: config.json, tokenizer.json, safetensors")
     model_id: str = option("", help="the model's name for callers; empty: the directory's own")
     engine: EngineName = option("auto", help="cpu, torch, fake (computes nothing, for tests), or auto: what fits")
-    weights_format: WeightsFormatName = option("auto", help="engine cpu: int8, int4, bf16, fp32 (exact), or auto: int8")
+    weights_format: WeightsFormatName = option(
+        "auto", help="engine cpu: int8, int4, bf16, fp32 (exact), or auto: int4 for weights that had 4 bits, else int8"
+    )
     dtype: DtypeName = option("auto", help="engine torch: fp32, bf16, fp16, or auto: fp32 on CPU, bf16 on GPU")
     kv_dtype: KvDtypeName = option("auto", help="engine torch: fp8 (a GPU from sm_89 on), or auto: the same as dtype")
     device: str = option("auto", help="auto, cpu or cuda[:n]")

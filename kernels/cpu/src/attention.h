@@ -103,8 +103,8 @@ inline float take_weights(float* p, int columns, int16_t* to, const float* value
   return largest / 32767.0f;
 }
 
-inline vf whole(vf v) { return v; }
-inline vf whole(vi v) { return to_float(v); }
+inline vf number(vf sum) { return sum; }
+inline vf number(vi sum) { return to_float(sum); }
 
 template <class S>
 struct Chunk {
@@ -162,7 +162,7 @@ struct Chunk {
       const vf unit = splat(at.units[row + r]);
       for (int c = 0; c < C; c++) {
         const int to = column + c * kLanes;
-        store(at.scores + r * columns + to, whole(sums[r][c]) * (score_worth(at.key_units, to, S()) * unit));
+        store(at.scores + r * columns + to, number(sums[r][c]) * (score_worth(at.key_units, to, S()) * unit));
       }
     }
   }
@@ -230,7 +230,7 @@ struct Chunk {
     for (int r = 0; r < R; r++) {
       for (int c = 0; c < C; c++) {
         float* to = at.mixed + (row + r) * kv.dims + d + c * kLanes;
-        store(to, fma(whole(sums[r][c]), splat(at.mix_units[r]), load(to)));
+        store(to, fma(number(sums[r][c]), splat(at.mix_units[r]), load(to)));
       }
     }
   }
@@ -263,7 +263,7 @@ void attend(const KvLayout& kv, const Attending& a) {
     const int next_blocks = find(first + chunk, pages[now ^ 1]);
     Chunk<S> part{kv, a, at, pages[now], pages[now ^ 1], blocks, next_blocks, first, end};
     part.describe();
-    tiled(rows, part);
+    tiled<S::kTile>(rows, part);
     blocks = next_blocks;
   }
 

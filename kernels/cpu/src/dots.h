@@ -8,6 +8,7 @@ namespace {
 struct Fp32Step {
   typedef float X;
   typedef vf Sum;
+  static constexpr int kTile = kWideTile;
   static constexpr int kValues = 1;
   static constexpr int kBytes = 4 * kLanes;
   static vf weights(const uint8_t* w) { return load((const float*)w); }
@@ -19,6 +20,7 @@ struct Fp32Step {
 struct Bf16Step {
   typedef float X;
   typedef vf Sum;
+  static constexpr int kTile = kWideTile;
   static constexpr int kValues = 1;
   static constexpr int kBytes = 2 * kLanes;
   static vf weights(const uint8_t* w) { return load_bf16((const uint16_t*)w); }
@@ -30,6 +32,7 @@ struct Bf16Step {
 struct Int8Step {
   typedef int16_t X;
   typedef vi Sum;
+  static constexpr int kTile = kWideTile;
   static constexpr int kValues = 2;
   static constexpr int kBytes = 2 * kLanes;
   static vs weights(const uint8_t* w) { return widen((const int8_t*)w); }
@@ -41,19 +44,24 @@ struct Int8Step {
   static vi add(vi sum, vs w, vi x) { return dot_pairs(sum, w, x); }
 };
 
-// The same of weights that lie there as 16 bits.
-struct WideStep {
-  typedef int16_t X;
-  typedef vi Sum;
-  static constexpr int kValues = 2;
+// Weights from 0 to 15 in bytes, 8-bit inputs: a step is four values and kLanes fours of weights.
+struct FoursStep {
+  typedef int8_t X;
+  typedef vfour_sum Sum;
+  static constexpr int kTile = kFoursTile;
+  static constexpr int kValues = 4;
   static constexpr int kBytes = 4 * kLanes;
-  static vs weights(const uint8_t* w) {
-    vs v;
+  static vfours weights(const uint8_t* w) {
+    vfours v;
     std::memcpy(&v, w, sizeof v);
     return v;
   }
-  static vi input(const int16_t* x) { return Int8Step::input(x); }
-  static vi add(vi sum, vs w, vi x) { return dot_pairs(sum, w, x); }
+  static vi input(const int8_t* x) {
+    int32_t four;
+    std::memcpy(&four, x, sizeof four);
+    return splat_bits(four);
+  }
+  static vfour_sum add(vfour_sum sum, vfours w, vi x) { return dot_fours(sum, w, x); }
 };
 
 // sums[r][c] += x[r] · w[c]. Rows lie x_stride apart, the steps of a column vector w_stride bytes. The order of a sum is
@@ -61,6 +69,8 @@ struct WideStep {
 template <class S, int R, int C>
 __attribute__((always_inline)) inline void dots(const typename S::X* x, ptrdiff_t x_stride, const uint8_t* const (&w)[C],
                                                 ptrdiff_t w_stride, int steps, typename S::Sum (&sums)[R][C]) {
+  // Unrolled further, GCC 12 adds integers up in another order, for which there are not registers enough.
+#pragma GCC unroll 2
   for (int step = 0; step < steps; step++) {
     decltype(S::weights(nullptr)) weights[C];
 #pragma GCC unroll 8
@@ -74,10 +84,11 @@ __attribute__((always_inline)) inline void dots(const typename S::X* x, ptrdiff_
   }
 }
 
-// Calls body<R>(first row) for tiles of up to kTileRows rows, as equal as they can be.
-template <class Body>
+// Calls body<R>(first row) for tiles of up to Most rows, as equal as they can be.
+template <int Most, class Body>
 inline void tiled(int rows, Body body) {
-  const int tiles = (rows + kTileRows - 1) / kTileRows;
+  static_assert(Most <= kTileRows, "there is no larger tile");
+  const int tiles = (rows + Most - 1) / Most;
   for (int tile = 0, row = 0; tile < tiles; tile++) {
     const int r = (rows - row) / (tiles - tile);
     switch (r) {
@@ -85,8 +96,8 @@ inline void tiled(int rows, Body body) {
       case 2: body.template tile<2>(row); break;
       case 3: body.template tile<3>(row); break;
       case 4: body.template tile<4>(row); break;
-      case 5: body.template tile<5>(row); break;
-      default: body.template tile<6>(row); break;
+      case 5: body.template tile<(Most < 5 ? Most : 5)>(row); break;
+      default: body.template tile<Most>(row); break;
     }
     row += r;
   }

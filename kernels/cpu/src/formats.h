@@ -7,7 +7,7 @@ namespace tailrace {
 
 // Columns that share one scale, in the integer formats, of weights as of activations.
 constexpr int kGroup = 32;
-// The most rows that a tile computes at a time: as many as the registers of a small machine hold.
+// The most rows that a tile computes at a time.
 constexpr int kTileRows = 6;
 // The most rows, tokens times query heads, that one attention task computes.
 constexpr int kAttentionRows = 48;
@@ -22,14 +22,16 @@ enum Activation : int { kSilu = 0, kGeluTanh = 1, kActivations = 2 };
 static constexpr int round_up(int value, int unit) { return (value + unit - 1) / unit * unit; }
 static constexpr bool has_integer_weights(Format format) { return format == kInt8 || format == kInt4; }
 
-// The inputs of a product, one row per token. fp32 and bf16 weights are multiplied by `values`; integer weights by `q`,
-// 16 bits each, of which one unit is worth `scales[column / kGroup]`. `columns` is a multiple of kGroup; what a layer
-// doesn't have is 0.
+// The inputs of a product, one row per token. fp32 and bf16 weights are multiplied by `values`, int8 weights by the 16 bits
+// of `q`, int4 weights by the 8 bits of `bytes`. Of these one unit is worth `scales[column / kGroup]`. `columns` is a
+// multiple of kGroup; what a layer doesn't have is 0.
 struct Rows {
   float* values;
   int16_t* q;
+  int8_t* bytes;
   float* scales;
-  float* totals;  // int4 only: what the inputs of a group are worth together
+  float* middles;  // int4 only: what 0 stands for
+  float* totals;   // int4 only: what the inputs of a group are worth together
   int columns;
 };
 

@@ -1,4 +1,4 @@
-// From fp32 values to the inputs of a product: normalised where a layer wants it, in 16 bits where its format does.
+// From fp32 values to the inputs of a product: normalised where a layer wants it, in 16 or 8 bits where its format does.
 #pragma once
 
 namespace tailrace {
@@ -23,14 +23,32 @@ struct Int8Inputs {
   }
 };
 
+// 8 bits between the least and the largest of a group: a lone large value takes the room of one side only.
 struct Int4Inputs {
   static void put(Rows& out, int row, int column, const vf (&v)[kGroupVectors]) {
     const ptrdiff_t at = (ptrdiff_t)row * out.columns + column;
-    const float unit = quantize_group(v, out.q + at);
-    int32_t total = 0;
-    for (int i = 0; i < kGroup; i++) total += out.q[at + i];
+    vi magnitudes = magnitude_bits(v[0]);
+    vf most = v[0], least = -v[0];
+    for (int i = 1; i < kGroupVectors; i++) {
+      magnitudes = larger_bits(magnitudes, magnitude_bits(v[i]));
+      most = larger(v[i], most), least = larger(-v[i], least);
+    }
+    const float magnitude = from_bits(largest_bits(magnitudes)), lowest = -largest(least);
+    const bool sound = magnitude < 3e38f;
+    const float span = sound ? largest(most) - lowest : magnitude;
+    const float units = fill(span, 254.0f), unit = span / 254.0f;
+    // A whole number of units, so that 0, which fills up the last group, stays 0.
+    const float from = units > 0 ? __builtin_rintf(lowest * units) + 128.0f : 0.0f;
+    const float middle = units > 0 ? from * unit : sound ? lowest : 0.0f;
+    vf total = splat(0.0f);
+    for (int i = 0; i < kGroupVectors; i++) {
+      const vi q = round_to_int(fma(v[i], splat(units), splat(-from)));
+      store_bytes(out.bytes + at + i * kLanes, q);
+      total += to_float(q);
+    }
     out.scales[at / kGroup] = unit;
-    out.totals[at / kGroup] = unit * (float)total;
+    out.middles[at / kGroup] = middle;
+    out.totals[at / kGroup] = unit * sum(total) + (float)kGroup * middle;
   }
 };
 

@@ -14,11 +14,12 @@
 // Rows of the table: for the formats of keys and values, and for those of weights.
 #define TAILRACE_KV(FUNCTION) {FUNCTION<Fp32Step>, FUNCTION<Int8Step>}
 #define TAILRACE_WEIGHTS(FUNCTION, FP32, INT8, BF16, INT4) {FUNCTION<FP32>, FUNCTION<INT8>, FUNCTION<BF16>, FUNCTION<INT4>}
+#define TAILRACE_PRODUCTS {float_product<Fp32Step>, int8_product, float_product<Bf16Step>, int4_product}
 
 #define TAILRACE_KERNELS(NAME)                                                             \
   {                                                                                        \
     NAME, kLanes,                                                                          \
-    TAILRACE_WEIGHTS(product, Fp32Product, Int8Product, Bf16Product, Int4Product),         \
+    TAILRACE_PRODUCTS,                                                                     \
     TAILRACE_WEIGHTS(inputs, Fp32Inputs, Int8Inputs, Fp32Inputs, Int4Inputs),              \
     TAILRACE_WEIGHTS(normed_inputs, Fp32Inputs, Int8Inputs, Fp32Inputs, Int4Inputs),       \
     store_panel, add_panel, {gate_panel<Silu>, gate_panel<GeluTanh>}, add_normed,          \

@@ -17,9 +17,10 @@ int tailrace_product(const char* name, tailrace_format given, const float* x, in
     const Format format = (Format)given;
     const int columns = round_up(inputs, kGroup), width = 2 * kernels.lanes;
     std::vector<float> values((size_t)rows * columns), padded(columns), tile((size_t)rows * width);
-    std::vector<float> scales(values.size() / kGroup), totals(scales.size());
+    std::vector<float> scales(values.size() / kGroup), middles(scales.size()), totals(scales.size());
     std::vector<int16_t> q(values.size());
-    Rows taken{values.data(), q.data(), scales.data(), totals.data(), columns};
+    std::vector<int8_t> bytes(values.size());
+    Rows taken{values.data(), q.data(), bytes.data(), scales.data(), middles.data(), totals.data(), columns};
     for (int row = 0; row < rows; row++) {
       std::copy(x + (size_t)row * inputs, x + (size_t)(row + 1) * inputs, padded.begin());
       kernels.inputs[format](padded.data(), taken, row);
@@ -41,7 +42,8 @@ int tailrace_rms_norm(const char* name, const float* x, const float* weight, flo
     const int padded = round_up(columns, kGroup);
     std::vector<float> values(padded), row_in(padded), weights(padded);
     std::copy(weight, weight + columns, weights.begin());
-    Rows taken{values.data(), nullptr, nullptr, nullptr, padded};
+    Rows taken{};
+    taken.values = values.data(), taken.columns = padded;
     for (int row = 0; row < rows; row++) {
       std::copy(x + (size_t)row * columns, x + (size_t)(row + 1) * columns, row_in.begin());
       kernels.normed_inputs[kFp32](row_in.data(), weights.data(), eps, columns, taken, 0);

@@ -157,8 +157,8 @@ void pack_int4(int columns, const Numbers& weight, int inputs, int outputs, int 
     const Scale scale = quantize_to_4_bits(group, q);
     uint16_t* scales = (uint16_t*)(to + kGroup / 2 * columns);
     scales[c] = scale.unit, scales[columns + c] = scale.middle;
-    for (int i = 0; i < kGroup; i += 4) {
-      for (int j = 0; j < 2; j++) to[(i / 4 * columns + c) * 2 + j] = (uint8_t)((q[i + j] & 15) | q[i + 2 + j] << 4);
+    for (int i = 0; i < kGroup; i += 8) {
+      for (int j = 0; j < 4; j++) to[(i / 8 * columns + c) * 4 + j] = (uint8_t)(q[i + j] + 8 | (q[i + 4 + j] + 8) << 4);
     }
   });
 }

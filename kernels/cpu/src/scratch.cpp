@@ -6,14 +6,20 @@ namespace tailrace {
 namespace {
 
 Rows take_rows(Cursor& cursor, Format format, int rows, int columns) {
-  Rows taken{nullptr, nullptr, nullptr, nullptr, columns};
+  Rows taken{};
+  taken.columns = columns;
   const size_t count = (size_t)rows * columns;
-  if (has_integer_weights(format)) {
-    taken.q = cursor.take<int16_t>(count);
-    taken.scales = cursor.take<float>(count / kGroup);
-    if (format == kInt4) taken.totals = cursor.take<float>(count / kGroup);
-  } else {
+  if (!has_integer_weights(format)) {
     taken.values = cursor.take<float>(count);
+    return taken;
+  }
+  taken.scales = cursor.take<float>(count / kGroup);
+  if (format == kInt8) {
+    taken.q = cursor.take<int16_t>(count);
+  } else {
+    taken.bytes = cursor.take<int8_t>(count);
+    taken.middles = cursor.take<float>(count / kGroup);
+    taken.totals = cursor.take<float>(count / kGroup);
   }
   return taken;
 }

@@ -23,6 +23,7 @@ from services.scheduler.engine.sampling.host_logprobs import score_prompts
 from services.scheduler.engine.sampling.host_sampler import HostSampler
 from services.scheduler.model.config import ModelConfig
 from services.scheduler.model.config_json import read_config
+from services.scheduler.model.four_bits import had_four_bits
 from services.scheduler.model.packed import pack_weights, shape_of
 
 STEP_TOKENS = 256
@@ -33,7 +34,8 @@ FORMATS = {"int8": Format.INT8, "int4": Format.INT4, "bf16": Format.BF16, "fp32"
 
 @dataclass(frozen=True, kw_only=True)
 class CpuEngineConfig(CacheSettings):
-    """`weights_format` is "auto" (int8) or one of FORMATS, each with its own way to keep keys and values (`Format.kv`).
+    """`weights_format` is one of FORMATS, each with its own way to keep keys and values (`Format.kv`), or "auto": int4
+    for a checkpoint whose weights had no more bits, otherwise int8.
 
     `threads` is the number of cores that this process may use when None; `kernels` the fastest instruction set here
     when empty. A result never depends on a row's neighbours.
@@ -50,11 +52,6 @@ class CpuEngineConfig(CacheSettings):
             raise ValueError(f"threads is {self.threads}; it must be at least 1")
         if self.weights_format not in ("auto", *FORMATS):
             raise ValueError(f"weights_format is {self.weights_format!r}; it must be auto, {', '.join(FORMATS)}")
-
-    @property
-    def format(self) -> Format:
-        """How weights are stored, and by that keys and values."""
-        return FORMATS["int8" if self.weights_format == "auto" else self.weights_format]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,11 +127,13 @@ def load_cpu_engine(config: CpuEngineConfig) -> CpuEngine:
     """
     model_config = read_config(config.model)
     context = choose_context(config.context_length, model_config)
-    blocks = cpu_blocks(config, model_config, _block_bytes(config, model_config))
+    stored = _format(config, model_config)
+    bytes_of_block = _block_bytes(config, stored, model_config)
+    blocks = cpu_blocks(config, model_config, bytes_of_block)
     threads = config.threads or len(os.sched_getaffinity(0))
     shape = shape_of(
         model_config,
-        weights_format=config.format,
+        weights_format=stored,
         blocks=blocks,
         block_size=config.block_size,
     )
@@ -152,21 +151,27 @@ def load_cpu_engine(config: CpuEngineConfig) -> CpuEngine:
     report = CpuEngineReport(
         architecture=model_config.architecture,
         parameters=parameters,
-        weights_format=config.format.name.lower(),
+        weights_format=stored.name.lower(),
         weight_bytes=model.weight_bytes,
-        kv_format=config.format.kv.name.lower(),
+        kv_format=stored.kv.name.lower(),
         kernels=model.kernels,
         threads=threads,
         context_length=context,
         kv_tokens=blocks * config.block_size,
-        kv_bytes=blocks * _block_bytes(config, model_config),
+        kv_bytes=blocks * bytes_of_block,
     )
     return CpuEngine(model, HostSampler(model_config.vocab_size), info, report)
 
 
-def _block_bytes(config: CpuEngineConfig, model: ModelConfig) -> int:
+def _format(config: CpuEngineConfig, model: ModelConfig) -> Format:
+    if config.weights_format != "auto":
+        return FORMATS[config.weights_format]
+    return Format.INT4 if had_four_bits(config.model, model) else Format.INT8
+
+
+def _block_bytes(config: CpuEngineConfig, stored: Format, model: ModelConfig) -> int:
     return block_bytes(
-        config.format.kv,
+        stored.kv,
         layers=len(model.layers),
         kv_heads=model.kv_heads,
         head_dim=model.head_dim,

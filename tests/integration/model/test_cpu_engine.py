@@ -45,7 +45,9 @@ def test_any_cpu_computes_the_same(tmp_path: Path, name: str, kernels: str) -> N
     for weights_format in FORMATS[1:]:
         engines = (load_small_cpu_engine(tmp_path, weights_format=weights_format, kernels=k) for k in (kernels, ""))
         got, best = (engine_logprobs(engine, PROMPT, CHUNKS) for engine in engines)
-        torch.testing.assert_close(got, best, rtol=1e-3, atol=1e-3)
+        # Inputs that int4 rounds to 8 bits may be rounded the other way where others added up fp32 in another order.
+        most = 0.1 if weights_format == "int4" else 1e-3
+        torch.testing.assert_close(got, best, rtol=1e-3, atol=most)
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 16, 100])

@@ -14,8 +14,11 @@ typedef int16_t vs __attribute__((vector_size(4 * kLanes)));
 typedef int16_t vhalf __attribute__((vector_size(2 * kLanes)));
 typedef uint16_t vbits16 __attribute__((vector_size(2 * kLanes)));
 typedef int8_t vbytes __attribute__((vector_size(2 * kLanes)));
+typedef uint8_t vfours __attribute__((vector_size(4 * kLanes)));
 
 #if !defined(TAILRACE_OWN_PRIMITIVES)
+
+constexpr int kWideTile = 6, kFoursTile = 6;
 
 inline vf splat(float x) {
   vf v;
@@ -39,6 +42,15 @@ inline vi dot_pairs(vi acc, vs w, vi x) {
   const vi wide = (vi)w;
   return acc + (wide << 16 >> 16) * (x << 16 >> 16) + (wide >> 16) * (x >> 16);
 }
+
+// The sum of products of fours: w unsigned and below 16, x signed; a group's sum fits into it.
+typedef vi vfour_sum;
+inline vi dot_fours(vi acc, vfours w, vi x) {
+  const vi wide = (vi)w;
+  for (int at = 0; at < 32; at += 8) acc += (wide >> at & 255) * (x << (24 - at) >> 24);
+  return acc;
+}
+inline vi whole(vi sum) { return sum; }
 
 inline vs widen(const int8_t* p) {
   vbytes bytes;

@@ -19,6 +19,12 @@ inline void store_narrow(int16_t* p, vi v) {
   std::memcpy(p, &narrow, sizeof narrow);
 }
 
+inline void store_bytes(int8_t* p, vi v) {
+  typedef int8_t quarter __attribute__((vector_size(kLanes)));
+  const quarter bytes = __builtin_convertvector(v, quarter);
+  std::memcpy(p, &bytes, sizeof bytes);
+}
+
 inline vf select(vi mask, vf yes, vf no) { return mask ? yes : no; }
 
 inline vi lane_numbers() {
