@@ -23,7 +23,7 @@ from kernels.cpu.library import check
 
 TRIES = 7
 COPY_BYTES = 64 << 20
-ROWS, INPUTS, OUTPUTS, REPEATS = 6, 576, 16, 1500  # one panel of a small model's layer, and one tile of rows
+ROWS, INPUTS, OUTPUTS, REPEATS = 48, 576, 16, 1000  # one panel of a small model's layer, and a block of rows
 
 
 def best_rate(work: Callable[[], float], threads: int) -> float:

@@ -11,13 +11,15 @@ from bench.services_under_test import running
 from bench.serving.comparison import System
 from bench.serving.limits import BITS
 from bench.serving.targets import GrpcTarget, HttpTarget
+from services.scheduler.model.config_json import read_config
+from services.scheduler.model.four_bits import had_four_bits
 
 NAME = "Tailrace"
 
 
 async def our_systems(stack: AsyncExitStack, model: Path, flags: Sequence[str]) -> list[System]:
     """Starts the four services with the real engine; they end with `stack`."""
-    weights = weights_of(flags)
+    weights = weights_of(flags, model)
     ours = await stack.enter_async_context(running(model, *flags, fake_engine=False))
     http = await stack.enter_async_context(HttpTarget(f"http://{ours.http}", ours.model))
     grpc = await stack.enter_async_context(GrpcTarget(ours.grpc))
@@ -26,7 +28,9 @@ async def our_systems(stack: AsyncExitStack, model: Path, flags: Sequence[str]) 
     return [System(f"{NAME} gRPC", weights, grpc, pids, bits), System(f"{NAME} HTTP", weights, http, pids, bits)]
 
 
-def weights_of(flags: Sequence[str]) -> str:
-    """The format that these flags of the scheduler ask for; where they don't, a CPU's default."""
+def weights_of(flags: Sequence[str], model: Path) -> str:
+    """The format that these flags of the scheduler ask for; where they don't, what it takes for the model on a CPU."""
     asked = [after for flag, after in pairwise(flags) if flag == "--weights-format"]
-    return asked[-1] if asked and asked[-1] != "auto" else "int8"
+    if asked and asked[-1] != "auto":
+        return asked[-1]
+    return "int4" if had_four_bits(model, read_config(model)) else "int8"

@@ -78,7 +78,7 @@ def test_the_warm_up_leaves_nothing_in_the_engine() -> None:
 def test_on_a_cpu_the_step_library_is_chosen_and_steps_are_short(model_directory: Path) -> None:
     config = SchedulerConfig(model=model_directory, device="cpu", kv_tokens=256)
     loaded = engines.load(config)
-    assert (loaded.report["engine"], loaded.report["weights_format"]) == ("cpu", "int8")
+    assert (loaded.report["engine"], loaded.report["weights_format"]) == ("cpu", "int4")
     assert config.limits_of(loaded.engine.info).max_step_tokens == 256
 
 
