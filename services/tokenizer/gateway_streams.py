@@ -212,10 +212,13 @@ class Gateways:
             gateway.lost_at = now
 
     def release(self, epoch: int, stream_id: int, *, delivered: bool) -> None:
-        """A stream has ended on the caller's side; one that is not known is out already, or its Open is yet to come."""
-        gateway = self._gateways.get(epoch)
-        if gateway is None:
+        """A stream has ended on the caller's side; one that is not known is out already, or its Open is yet to come.
+
+        Raises Unavailable for a gateway without an event stream whose caller has left: nothing here would remember that.
+        """
+        if delivered and epoch not in self._gateways:
             return
+        gateway = self.get(epoch)
         stream = gateway.remove(stream_id)
         if stream is not None:
             self._end_stream(stream.entry, delivered)

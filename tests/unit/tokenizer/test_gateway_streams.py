@@ -107,6 +107,12 @@ async def test_a_stream_ends_once_however_often_it_is_released(book: Book) -> No
     assert book.ended == [(entry, True)]
 
 
+async def test_a_release_before_the_event_stream_is_refused_so_that_it_comes_again(book: Book) -> None:
+    # A restarted tokenizer would forget it, and then take the Open that it overtook (simulation, seed 7623).
+    with pytest.raises(Unavailable, match="StreamEvents"):
+        book.gateways.release(99, 5, delivered=False)
+
+
 async def test_a_release_that_overtakes_its_open_keeps_it_out(book: Book) -> None:
     book.gateways.connect(1)
     gateway = book.gateways.get(1)
