@@ -214,7 +214,7 @@ class Gateways:
     def release(self, epoch: int, stream_id: int, *, delivered: bool) -> None:
         """A stream has ended on the caller's side; one that is not known is out already, or its Open is yet to come.
 
-        Raises Unavailable for a gateway without an event stream whose caller has left: nothing here would remember that.
+        Raises Unavailable when a caller has left a gateway without an event stream: nothing here would remember that.
         """
         if delivered and epoch not in self._gateways:
             return
