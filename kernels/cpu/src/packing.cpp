@@ -158,7 +158,7 @@ void pack_int4(int columns, const Numbers& weight, int inputs, int outputs, int 
     uint16_t* scales = (uint16_t*)(to + kGroup / 2 * columns);
     scales[c] = scale.unit, scales[columns + c] = scale.middle;
     for (int i = 0; i < kGroup; i += 8) {
-      for (int j = 0; j < 4; j++) to[(i / 8 * columns + c) * 4 + j] = (uint8_t)(q[i + j] + 8 | (q[i + 4 + j] + 8) << 4);
+      for (int j = 0; j < 4; j++) to[(i / 8 * columns + c) * 4 + j] = (uint8_t)((q[i + j] + 8) | (q[i + 4 + j] + 8) << 4);
     }
   });
 }
