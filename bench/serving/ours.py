@@ -11,8 +11,8 @@ from bench.services_under_test import running
 from bench.serving.comparison import System
 from bench.serving.limits import BITS
 from bench.serving.targets import GrpcTarget, HttpTarget
+from services.scheduler.engine.cpu_engine import CpuEngineConfig, stored_format
 from services.scheduler.model.config_json import read_config
-from services.scheduler.model.four_bits import had_four_bits
 
 NAME = "Tailrace"
 
@@ -30,7 +30,6 @@ async def our_systems(stack: AsyncExitStack, model: Path, flags: Sequence[str]) 
 
 def weights_of(flags: Sequence[str], model: Path) -> str:
     """The format that these flags of the scheduler ask for; where they don't, what it takes for the model on a CPU."""
-    asked = [after for flag, after in pairwise(flags) if flag == "--weights-format"]
-    if asked and asked[-1] != "auto":
-        return asked[-1]
-    return "int4" if had_four_bits(model, read_config(model)) else "int8"
+    asked = ["auto", *(after for flag, after in pairwise(flags) if flag == "--weights-format")]
+    config = CpuEngineConfig(model=model, weights_format=asked[-1])
+    return stored_format(config, read_config(model)).name.lower()

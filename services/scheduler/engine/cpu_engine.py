@@ -127,7 +127,7 @@ def load_cpu_engine(config: CpuEngineConfig) -> CpuEngine:
     """
     model_config = read_config(config.model)
     context = choose_context(config.context_length, model_config)
-    stored = _format(config, model_config)
+    stored = stored_format(config, model_config)
     bytes_of_block = _block_bytes(config, stored, model_config)
     blocks = cpu_blocks(config, model_config, bytes_of_block)
     threads = config.threads or len(os.sched_getaffinity(0))
@@ -163,7 +163,8 @@ def load_cpu_engine(config: CpuEngineConfig) -> CpuEngine:
     return CpuEngine(model, HostSampler(model_config.vocab_size), info, report)
 
 
-def _format(config: CpuEngineConfig, model: ModelConfig) -> Format:
+def stored_format(config: CpuEngineConfig, model: ModelConfig) -> Format:
+    """How weights are stored, and by that keys and values; raises UnsupportedModelError."""
     if config.weights_format != "auto":
         return FORMATS[config.weights_format]
     return Format.INT4 if had_four_bits(config.model, model) else Format.INT8
