@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from services.scheduler.engine.api import Engine, Failed, Sampled, SamplingSpec, SequenceKey, Slice
+from services.scheduler.engine.api import Engine, Failed, Sampled, SamplingSpec, SequenceKey, Slice, Speculated
 
 _UNOPENED = SequenceKey(-1)
 
@@ -35,6 +35,11 @@ class Job:
         return (
             self.failure is not None or len(tokens) == self.max_tokens or bool(tokens and tokens[-1] in self.stop_ids)
         )
+
+    def add(self, *answers: Sampled) -> None:
+        for answer in answers:
+            if not self.ended:
+                self.answers.append(answer)
 
     def next_slice(self, chunk: int) -> Slice:
         ids = [*self.prompt, *self.tokens][self.computed : self.computed + chunk]
@@ -69,7 +74,10 @@ def _step(engine: Engine, running: Sequence[Job], chunk: int) -> None:
     for answer in engine.step(slices):
         if isinstance(answer, Failed):
             by_key[answer.key].failure = answer
+        elif isinstance(answer, Speculated):
+            by_key[answer.key].add(*answer.tokens)
+            by_key[answer.key].computed += len(answer.tokens)
         else:
-            by_key[answer.key].answers.append(answer)
+            by_key[answer.key].add(answer)
     for job, s in zip(running, slices, strict=True):
         job.computed += len(s.token_ids)

@@ -53,8 +53,8 @@ class Part(IntEnum):
 class Batch:
     """A step's rows, sequence after sequence: their ids, where each sequence goes on, its blocks, who wants logits.
 
-    `wanted` are numbers of sequences; the logits are those after a sequence's last id. `scored`: of how many of each
-    sequence's first ids the logits are wanted as well; empty for none.
+    `wanted`: of how many of each sequence's last ids the logits are wanted. `scored`: of how many of its first ids as
+    well; empty for none.
     """
 
     tokens: Sequence[Sequence[int]]
@@ -66,7 +66,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """For each wanted sequence: logits (wanted, vocab_size), and of each row the first largest one, NaN if one is.
+    """For each wanted row: logits (wanted rows, vocab_size), and of each the first largest one, NaN if one is.
 
     `scored_logits` (scored rows, vocab_size) are those of the rows that `scored` counts.
     All of it is overwritten by the next step.
@@ -115,9 +115,10 @@ class CpuModel:
         tokens = _array(chain.from_iterable(batch.tokens))
         tables = _array(chain.from_iterable(batch.block_tables))
         firsts = _array(batch.first_positions)
-        last_rows = row_starts[1:][_array(batch.wanted)] - np.int32(1)
+        ends = row_starts[1:].tolist()
+        last_rows = [row for end, count in zip(ends, batch.wanted, strict=True) for row in range(end - count, end)]
         scored_rows = [row_starts[number] + n for number, count in enumerate(batch.scored) for n in range(count)]
-        wanted_rows = np.concatenate((last_rows, _array(scored_rows)))
+        wanted_rows = _array([*last_rows, *scored_rows])
         wanted, last = len(wanted_rows), len(last_rows)
         self._reserve(wanted)
         call = CBatch(

@@ -47,8 +47,8 @@ class Plan:
     """One step: first `closes`, then `opens`, then one forward pass over `slices`. `tokens` counts all slices' ids.
 
     A decode's slice has no ids: its one id is drawn last by the step before, which may not have run yet. `samples`
-    counts the slices that sample, `drawn` the tokens that came of them once the step was applied. `grown` are those
-    that got a block for it.
+    counts the slices that sample, `grown` are those that got a block for it. Once the step was applied, `drawn` counts
+    the tokens that came of it, `accepted` those of them which right guesses brought, and `drafted` the guesses.
     """
 
     closes: list[SequenceKey]
@@ -59,6 +59,8 @@ class Plan:
     grown: list[Sequence] = field(default_factory=list)
     samples: int = 0
     drawn: int = 0
+    drafted: int = 0
+    accepted: int = 0
     tokens: int = 0
     scores: bool = False
 

@@ -21,7 +21,16 @@ from services.scheduler.batch import Batch, Plan
 from services.scheduler.deadlines import Deadlines
 from services.scheduler.effects import Effect, Ended, LeaseEnded, Load, Moved, Opened, Progressed, Released
 from services.scheduler.ending import cut_short, failure_end, gave_up_waiting, natural_end
-from services.scheduler.engine.api import Answer, EngineInfo, Failed, Logprobs, PromptLogprobs, Sampled, SequenceKey
+from services.scheduler.engine.api import (
+    Answer,
+    EngineInfo,
+    Failed,
+    Logprobs,
+    PromptLogprobs,
+    Sampled,
+    SequenceKey,
+    Speculated,
+)
 from services.scheduler.kv.pool import BlockPool
 from services.scheduler.kv.prefix_cache import PrefixCache
 from services.scheduler.opening import open_attempt
@@ -252,11 +261,13 @@ class SchedulerCore:
         if plan.scores:
             plan.score(answers)
         rest = self._append(answers, logs, now)
-        for answer in rest:
-            if not isinstance(answer, PromptLogprobs):
-                self._fail(answer, logs, now)
         plan.drawn = len(answers) - len(rest)
-        if plan.drawn < plan.samples:
+        for answer in rest:
+            if isinstance(answer, Speculated):
+                self._append_speculated(plan, answer, now)
+            elif not isinstance(answer, PromptLogprobs):
+                self._fail(answer, logs, now)
+        if len(answers) - len(rest) < plan.samples:
             for failed in plan.unanswered(answers):
                 self._fail(failed, logs, now)
         return self._effects(logs)
@@ -321,6 +332,22 @@ class SchedulerCore:
             if (len(log.ids) >= sequence.limit or token_id in sequence.stop_ids) and (end := natural_end(sequence)):
                 self._finish(sequence, end, now)
         return rest
+
+    def _append_speculated(self, plan: Plan, answer: Speculated, now: float) -> None:
+        """Appends what a draft brought, up to an end; the next step may have been planned without knowing of it."""
+        plan.drafted += answer.drafted
+        sequence = self.batch.decoding.get(answer.key)
+        if sequence is None:
+            return
+        known: list[TokenLog] = []  # `logs` has it already, for the slice's own token
+        for sampled in answer.tokens:
+            if self._append((sampled,), known, now):
+                self._fail(sampled, known, now)
+                break
+            sequence.planned += 1
+            sequence.planned_output += 1
+            plan.drawn += 1
+            plan.accepted += 1
 
     def _fail(self, answer: Sampled | Failed, logs: list[TokenLog], now: float) -> None:
         """Ends a sequence whose answer was no token, and no other. One that left meanwhile needs no answer."""

@@ -70,6 +70,7 @@ def _load_fake(config: SchedulerConfig, card: ModelCard | None) -> LoadedEngine:
             end_id=config.fake_end_id,
             pace_ms=config.fake_pace_ms,
             prefill_us_per_token=config.fake_prefill_us_per_token,
+            draft_tokens=config.draft_tokens or 0,
             bad_output_id=config.fake_bad_output_id,
             step_error_id=config.fake_step_error_id,
         )
@@ -84,8 +85,9 @@ def _load_best(config: SchedulerConfig, card: ModelCard | None) -> LoadedEngine:
         _expect_cpu(config)
         return _load_cpu(config, card)
     except (_NotForCpu, UnsupportedModelError) as reason:
-        if config.weights_format != "auto":
-            raise ConfigError(f"weights_format {config.weights_format} needs engine cpu: {reason}") from reason
+        for key, default in (("weights_format", "auto"), ("draft_tokens", None)):
+            if (asked := getattr(config, key)) not in (default, 0):
+                raise ConfigError(f"{key} {asked} needs engine cpu: {reason}") from reason
         loaded = _load_torch(config, card)
         return replace(loaded, report={**loaded.report, "engine_cpu": f"not used: {reason}"})
 
@@ -118,7 +120,7 @@ def _has_cuda() -> bool:
 def _load_cpu(config: SchedulerConfig, card: ModelCard | None) -> LoadedEngine:
     # Imported here, for only this engine needs it, and a fake one must cost little.
     from kernels.cpu import LibraryMissing
-    from services.scheduler.engine.cpu_engine import CpuEngineConfig, load_cpu_engine
+    from services.scheduler.engine.cpu_engine import DRAFT_TOKENS, CpuEngineConfig, load_cpu_engine
 
     assert config.model is not None, "the configuration was checked"
     try:
@@ -131,6 +133,7 @@ def _load_cpu(config: SchedulerConfig, card: ModelCard | None) -> LoadedEngine:
                 kv_memory_bytes=config.kv_memory_bytes,
                 block_size=config.block_size,
                 threads=config.threads,
+                draft_tokens=DRAFT_TOKENS if config.draft_tokens is None else config.draft_tokens,
             )
         )
     except LibraryMissing as error:

@@ -44,7 +44,7 @@ class Measures:
         self.count_stale(error.reason == STALE_OWNER)
 
     def count_sent(self, rows: int, tokens: int) -> None:
-        """A message went to a route; where it has more tokens than rows, its reader was slow."""
+        """A message went to a route; where it has more tokens than rows, its reader was slow or a step drafted."""
         if tokens > rows:
             self._metrics.merged_tokens_total.inc(tokens - rows)
 
@@ -90,6 +90,9 @@ class Measures:
         self._step_seconds[kind].observe(now - started_at)
         self._metrics.batch_size.observe(len(plan.slices))
         self._metrics.output_tokens_total.inc(plan.drawn)
+        if plan.drafted:
+            self._metrics.drafted_tokens_total.inc(plan.drafted)
+            self._metrics.accepted_tokens_total.inc(plan.accepted)
         if prefilled:
             self._metrics.prompt_tokens_total.inc(prefilled)
         for sequence, _ in plan.prefills:

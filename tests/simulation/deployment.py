@@ -77,6 +77,7 @@ def _engine(shape: Shape) -> dict[str, Any]:
     return {
         "engine": "fake",
         "fake_mode": "echo" if shape.echo else "hash",
+        "draft_tokens": shape.draft_tokens,
         "kv_tokens": shape.kv_blocks * 16,
         "max_running": shape.max_running,
         "max_waiting": shape.max_waiting,

@@ -44,6 +44,7 @@ class Shape:
     tokenizers: int = 1
     gateways: int = 1
     echo: bool = False
+    draft_tokens: int = 0
     step_s: float = 0.02
     window: int = 4
     kv_blocks: int = 64
@@ -122,7 +123,7 @@ def by_chance(seed: int) -> Plan:
             faults.append(Fault(at=at, kind="late calls", other=call, strength=0.8))
     return Plan(
         seed=seed,
-        shape=shape,
+        shape=replace(shape, draft_tokens=random.choice((0, 0, 2, 7))),
         callers=sorted(callers, key=lambda caller: caller.at),
         faults=sorted(faults, key=lambda fault: fault.at),
     )

@@ -104,6 +104,16 @@ class Slice:
     scored_ids: Sequence[int] = ()
     scored_top: int = 0
 
+    def draft_room(self, block_size: int) -> int:
+        """How many ids an engine may guess behind its one id and compute with it; 0 where nothing may be drafted.
+
+        A place is left for the token behind them all: the step that computes it may be planned already, with the same
+        blocks. What is suppressed here may not be further on, so nothing is guessed before that is over.
+        """
+        if not self.samples or self.suppress or self.scored_ids or len(self.token_ids) != 1:
+            return 0
+        return max(len(self.block_table) * block_size - self.start - 2, 0)
+
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
@@ -121,6 +131,18 @@ class Sampled:
     key: SequenceKey
     token_id: int
     logprobs: Logprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Speculated:
+    """What a draft brought: `drafted` ids were guessed and computed behind a decode's own, and `tokens` drawn after
+    those that were right. They follow the token of the slice's own answer, which stands before this one, and are those
+    that as many more steps would have drawn.
+    """
+
+    key: SequenceKey
+    drafted: int
+    tokens: Sequence[Sampled]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +171,7 @@ class Failed:
     message: str
 
 
-Answer = Sampled | Failed | PromptLogprobs
+Answer = Sampled | Failed | Speculated | PromptLogprobs
 
 
 class Engine(Protocol):
@@ -164,6 +186,7 @@ class Engine(Protocol):
     def step(self, slices: Sequence[Slice]) -> list[Answer]:
         """Runs one forward pass over all slices; answers for every slice with `samples`, and for every one that failed.
 
+        Where it drafts (within `draft_room`), Speculated tells what came of it.
         Raises only when the whole step failed and no single sequence can be blamed.
         """
 

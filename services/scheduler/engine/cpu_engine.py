@@ -7,24 +7,31 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kernels.cpu import Batch, CpuModel, Format, StepResult, block_bytes
 from services.scheduler.engine.api import (
     Answer,
     EngineInfo,
+    Failed,
+    Sampled,
     SamplingSpec,
     SequenceKey,
     Slice,
+    Speculated,
 )
 from services.scheduler.engine.cache_size import CacheSettings, choose_context, cpu_blocks
+from services.scheduler.engine.drafts import Drafts
 from services.scheduler.engine.sampling.host_logprobs import score_prompts
 from services.scheduler.engine.sampling.host_sampler import HostSampler
 from services.scheduler.model.config import ModelConfig
 from services.scheduler.model.config_json import read_config
 from services.scheduler.model.four_bits import had_four_bits
 from services.scheduler.model.packed import pack_weights, shape_of
+
+DRAFT_TOKENS = 7
+"""Longer drafts are hardly ever right to their end."""
 
 STEP_TOKENS = 256
 """Longer steps compute prefills hardly any faster, and delay whoever decodes beside them."""
@@ -38,18 +45,22 @@ class CpuEngineConfig(CacheSettings):
     for a checkpoint whose weights had no more bits, otherwise int8.
 
     `threads` is the number of cores that this process may use when None; `kernels` the fastest instruction set here
-    when empty. A result never depends on a row's neighbours.
+    when empty. At most `draft_tokens` ids are guessed and computed behind a decode's own. A result never depends on a
+    row's neighbours, nor on a guess.
     """
 
     model: Path
     weights_format: str = "auto"
     threads: int | None = None
     kernels: str = ""
+    draft_tokens: int = DRAFT_TOKENS
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.threads is not None and self.threads < 1:
             raise ValueError(f"threads is {self.threads}; it must be at least 1")
+        if self.draft_tokens < 0:
+            raise ValueError(f"draft_tokens is {self.draft_tokens}; it must be 0 or more")
         if self.weights_format not in ("auto", *FORMATS):
             raise ValueError(f"weights_format is {self.weights_format!r}; it must be auto, {', '.join(FORMATS)}")
 
@@ -73,9 +84,12 @@ class CpuEngineReport:
 class CpuEngine:
     """An Engine over a packed model; made by `load_cpu_engine`."""
 
-    def __init__(self, model: CpuModel, sampler: HostSampler, info: EngineInfo, report: CpuEngineReport) -> None:
+    def __init__(
+        self, model: CpuModel, sampler: HostSampler, drafts: Drafts, info: EngineInfo, report: CpuEngineReport
+    ) -> None:
         self._model = model
         self._sampler = sampler
+        self._drafts = drafts
         self._info = info
         self.report = report
 
@@ -87,36 +101,73 @@ class CpuEngine:
     def open(self, key: SequenceKey, spec: SamplingSpec, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> None:
         """Takes up a sequence; raises ValueError for a bias on an id out of the vocabulary."""
         self._sampler.open(key, spec, prompt_ids, output_ids)
+        self._drafts.open(key, prompt_ids, output_ids)
 
     def step(self, slices: Sequence[Slice]) -> list[Answer]:
         """Runs one forward pass; a row whose logits aren't finite fails alone."""
         if not slices:
             return []
-        wanted = [number for number, s in enumerate(slices) if s.samples]
+        drafts = self._drafts.guess(slices)
         result = self._model.step(
             Batch(
-                tokens=[s.token_ids for s in slices],
+                tokens=[(*s.token_ids, *draft) for s, draft in zip(slices, drafts, strict=True)],
                 first_positions=[s.start for s in slices],
                 block_tables=[s.block_table for s in slices],
-                wanted=wanted,
+                wanted=[s.samples + len(draft) for s, draft in zip(slices, drafts, strict=True)],
                 scored=[len(s.scored_ids) for s in slices],
             )
         )
-        answers = self._answers([slices[number] for number in wanted], result)
+        answers = self._answers(slices, drafts, result)
         return [*answers, *score_prompts(result.scored_logits, [s for s in slices if s.scored_ids])]
 
     def close(self, key: SequenceKey) -> None:
         """Forgets a sequence."""
         self._sampler.close(key)
+        self._drafts.close(key)
 
-    def _answers(self, slices: Sequence[Slice], result: StepResult) -> list[Answer]:
-        """Greedy ones from what the library found, without touching their logits; the others from the sampler."""
-        sampler = self._sampler
-        best = zip(slices, result.logits, result.best_tokens.tolist(), result.best_logits.tolist(), strict=True)
-        return [
-            sampler.best(s, token, logit) if sampler.takes_best(s) else sampler.sample(s, logits)
-            for s, logits, token, logit in best
-        ]
+    def _answers(self, slices: Sequence[Slice], drafts: Sequence[Sequence[int]], result: StepResult) -> list[Answer]:
+        answers: list[Answer] = []
+        rows, row = _Rows(self._sampler, result), 0
+        for s, draft in zip(slices, drafts, strict=True):
+            if not s.samples:
+                continue
+            answer = rows.draw(s, row)
+            answers.append(answer)
+            if isinstance(answer, Sampled):
+                further = rows.draw_further(s, row, answer, draft) if draft else []
+                if draft:
+                    answers.append(Speculated(s.key, len(draft), further))
+                self._drafts.learn(s.key, [answer.token_id, *(sampled.token_id for sampled in further)])
+            row += 1 + len(draft)
+        return answers
+
+
+class _Rows:
+    """A step's rows of logits, and how tokens are drawn from them."""
+
+    def __init__(self, sampler: HostSampler, result: StepResult) -> None:
+        self._sampler = sampler
+        self._logits = result.logits
+        self._best_tokens: list[int] = result.best_tokens.tolist()
+        self._best_logits: list[float] = result.best_logits.tolist()
+
+    def draw(self, s: Slice, row: int) -> Sampled | Failed:
+        """A greedy one from what the library found, without touching its logits; another from the sampler."""
+        if self._sampler.takes_best(s):
+            return self._sampler.best(s, self._best_tokens[row], self._best_logits[row])
+        return self._sampler.sample(s, self._logits[row])
+
+    def draw_further(self, s: Slice, row: int, first: Sampled, draft: Sequence[int]) -> list[Sampled]:
+        """The tokens after `first`, for as long as the draft has guessed the one before."""
+        tokens = [first]
+        for place, guess in enumerate(draft, 1):
+            if tokens[-1].token_id != guess:
+                break
+            answer = self.draw(replace(s, output_position=s.output_position + place), row + place)
+            if isinstance(answer, Failed):
+                break  # and again in a step of its own, where it counts
+            tokens.append(answer)
+        return tokens[1:]
 
 
 def load_cpu_engine(config: CpuEngineConfig) -> CpuEngine:
@@ -160,7 +211,8 @@ def load_cpu_engine(config: CpuEngineConfig) -> CpuEngine:
         kv_tokens=blocks * config.block_size,
         kv_bytes=blocks * bytes_of_block,
     )
-    return CpuEngine(model, HostSampler(model_config.vocab_size), info, report)
+    drafts = Drafts(config.draft_tokens, config.block_size)
+    return CpuEngine(model, HostSampler(model_config.vocab_size), drafts, info, report)
 
 
 def stored_format(config: CpuEngineConfig, model: ModelConfig) -> Format:

@@ -13,7 +13,7 @@ import struct
 import time
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from services.scheduler.engine.api import (
@@ -28,6 +28,7 @@ from services.scheduler.engine.api import (
     SamplingSpec,
     SequenceKey,
     Slice,
+    Speculated,
 )
 
 _PALETTE = 64
@@ -54,6 +55,7 @@ class FakeConfig:
     Ids of mode HASH lie in [`first_id`, `end_id`), by default up to the vocabulary's end. With `pace_ms` a step ends on
     the wall clock's grid, at the next multiple of `pace_ms` since 1970, so that a client can take the latency of a
     delta as its arrival modulo the pace.
+    With `draft_tokens` a decode brings up to so many tokens more, as if they had been guessed; a hash says how many.
     `prefill_us_per_token` is spent on each id of a slice but for a lone one (a decode). A prompt that contains
     `bad_output_id` fails as if its logits were NaN; one that contains `step_error_id` makes the whole step raise.
     """
@@ -69,14 +71,15 @@ class FakeConfig:
     end_id: int | None = None
     pace_ms: float = 0.0
     prefill_us_per_token: float = 0.0
+    draft_tokens: int = 0
     bad_output_id: int | None = None
     step_error_id: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.first_id < (self.end_id or self.vocab_size) <= self.vocab_size:
             raise ValueError(f"ids [{self.first_id}, {self.end_id}) must be a range within [0, {self.vocab_size})")
-        if self.pace_ms < 0 or self.prefill_us_per_token < 0:
-            raise ValueError("pace_ms and prefill_us_per_token can't be negative")
+        if self.pace_ms < 0 or self.prefill_us_per_token < 0 or self.draft_tokens < 0:
+            raise ValueError("pace_ms, prefill_us_per_token and draft_tokens can't be negative")
 
 
 @dataclass(slots=True)
@@ -136,7 +139,10 @@ class FakeEngine:
             time.sleep(prefilled * self.config.prefill_us_per_token / 1e6)
         if self.config.step_error_id is not None and any(self._sequences[s.key].breaks_step for s in slices):
             raise RuntimeError(f"injected failure: a prompt contains {self.config.step_error_id}")
-        answers = self._answer(slices) + self._scores(slices)
+        answers = self._answer(slices)
+        if self.config.draft_tokens:
+            answers += [self._speculate(s) for s in slices if s.draft_room(self.config.block_size)]
+        answers += self._scores(slices)
         if self.config.pace_ms:
             _sleep_to_grid(self.config.pace_ms / 1e3)
         return answers
@@ -168,6 +174,17 @@ class FakeEngine:
                     answer = palette[((salt ^ position * 0x9E3779B1) * 0x85EBCA6B & 0xFFFFFFFF) >> 26]
                 answers.append(answer if position < plain_until and not s.suppress else rare(s, answer.token_id))
         return answers
+
+    def _speculate(self, s: Slice) -> Answer:
+        """What the steps after this one would give, for as many as the hash says; up to a failure."""
+        drafted = min(self.config.draft_tokens, s.draft_room(self.config.block_size))
+        tokens: list[Sampled] = []
+        for place in range(1, 1 + _hashed(self._streams[s.key][0], ~s.output_position) % (drafted + 1)):
+            [answer] = self._answer([replace(s, output_position=s.output_position + place)])
+            if not isinstance(answer, Sampled):
+                break
+            tokens.append(answer)
+        return Speculated(s.key, drafted, tokens)
 
     def _scores(self, slices: Sequence[Slice]) -> list[Answer]:
         """Made-up logprobs of prompt ids, as made up as those of drawn ones."""

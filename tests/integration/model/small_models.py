@@ -64,7 +64,7 @@ def engine_logprobs(engine: Engine, ids: Sequence[int], chunks: Sequence[int]) -
     rows, start = [], 0
     for length in chunks:
         piece = Slice(key, ids[start : start + length], start, range(5, 5 + 64), True, 0, False)
-        (answer,) = engine.step([piece])
+        answer = engine.step([piece])[0]
         row = torch.empty(size)
         row[torch.tensor(answer.logprobs.top_ids)] = torch.tensor(answer.logprobs.top_logprobs)
         rows.append(row)

@@ -40,7 +40,7 @@ def driver_of(engine: Engine, *, step: int = 64, cache: bool = True) -> Driver:
 
 def submit(driver: Driver, attempt_id: int, *, prompt: Sequence[int] = PROMPT, **changes: Any) -> None:
     sampling = SamplingSpec(seed=42, temperature=0.9, top_p=0.95, logprobs=3)
-    driver.submit(attempt_id, prompt, sampling=sampling, ignore_eos=True, **{"max_tokens": 24, **changes})
+    driver.submit(attempt_id, prompt, ignore_eos=True, **{"sampling": sampling, "max_tokens": 24, **changes})
 
 
 def answer(driver: Driver, attempt_id: int) -> Answer:
@@ -88,6 +88,43 @@ def test_20_a_failover_changes_no_bit(engine: Engine, known: int) -> None:
     driver = driver_of(engine, cache=False)
     submit(driver, 1, choices=(ChoiceStart(0, tuple(ids[:known]), tuple(logprobs[:known])),))
     assert answer(driver, 1) == (ids, logprobs)
+
+
+@pytest.mark.parametrize("stored", ["fp32", "bf16", "int8", "int4"])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingSpec(seed=1, temperature=0.0),
+        SamplingSpec(seed=1, temperature=0.0, logprobs=2),
+        SamplingSpec(seed=2, temperature=0.4, top_k=4, logprobs=2),
+        SamplingSpec(seed=3, temperature=0.0, frequency_penalty=0.02, presence_penalty=0.02, logprobs=2),
+    ],
+    ids=["greedy", "greedy with logprobs", "drawn", "penalised"],
+)
+def test_20_guesses_change_no_bit(folder: Path, stored: str, sampling: SamplingSpec) -> None:
+    found = []
+    for drafts in (0, 2, 7):
+        settings: dict[str, Any] = {"kv_tokens": 1024, "block_size": 16, "draft_tokens": drafts}
+        driver = driver_of(load_cpu_engine(CpuEngineConfig(model=folder, weights_format=stored, **settings)))
+        for attempt_id in (1, 2, 3):
+            submit(driver, attempt_id, prompt=PROMPT[attempt_id:], sampling=sampling, max_tokens=90)
+        accepted = run_ahead(driver)
+        assert bool(accepted) == bool(drafts)
+        logs = [driver.logs[attempt_id, 0] for attempt_id in (1, 2, 3)]
+        found.append([(log.ids.tolist(), log.logprobs) for log in logs])
+    assert found[0] == found[1] == found[2]
+
+
+def run_ahead(driver: Driver) -> int:
+    """Runs to the end, every step planned while the one before is in flight; returns how many guesses were right."""
+    accepted = 0
+    while driver.core.has_work:
+        step = driver.begin()
+        driver.look_ahead()
+        driver.finish()
+        accepted += step.accepted
+    driver.core.check_integrity()
+    return accepted
 
 
 def test_13_a_tiny_pool_gives_the_same_bits_as_a_large_one(folder: Path) -> None:

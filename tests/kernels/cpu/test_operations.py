@@ -72,8 +72,10 @@ def test_the_bf16_product_has_the_bits_of_the_exact_one(kernels: str, rows: int,
 
 
 def packed(kernels: str, stored: Format, weight: torch.Tensor) -> torch.Tensor:
-    """What a format makes of a weight: its product with the identity, each of whose rows is exact in 8 bits. Packed once
-    more it may become another: int4 looks for the best of several units."""
+    """What a format makes of a weight: its product with the identity, each of whose rows is exact in 8 bits.
+
+    Packed once more it may become another: int4 looks for the best of several units.
+    """
     return product(kernels, stored, torch.eye(weight.shape[1]), weight).T.contiguous()
 
 

@@ -1,10 +1,22 @@
+from collections.abc import Sequence
+
 import pytest
 
 from services.protocol.events import EndOfText, ErrorCode, FinishReason, StopToken
 from services.runtime.errors import InvalidRequest, Overloaded, PreconditionFailed
 from services.scheduler.admission import Limits
 from services.scheduler.effects import Ended, Opened, Progressed, Released
-from services.scheduler.engine.api import Failed, FailureKind, Logprobs, Sampled, SamplingSpec
+from services.scheduler.engine.api import (
+    Answer,
+    Failed,
+    FailureKind,
+    Logprobs,
+    Sampled,
+    SamplingSpec,
+    Slice,
+    Speculated,
+)
+from services.scheduler.engine.fake import FakeEngine
 from services.scheduler.state import AttemptPhase, SequencePhase
 from services.scheduler.submission import ChoiceStart
 from tests.unit.scheduler.driver import ROUTE, Driver, alone
@@ -394,3 +406,48 @@ def test_an_attempt_ends_with_its_last_sequence() -> None:
     driver.run()
     phases.append(driver.core.attempts[1].phase)
     assert phases == [AttemptPhase.ACCEPTED, AttemptPhase.ENDED]
+
+
+class GuessingEngine(FakeEngine):
+    """Gives what it is told to as the tokens of right guesses, once per sequence, with its second token."""
+
+    further: Sequence[int] = ()
+
+    def step(self, slices: Sequence[Slice]) -> list[Answer]:
+        drafts = [
+            Speculated(part.key, len(self.further), [Sampled(part.key, token) for token in self.further])
+            for part in slices
+            if part.output_position == 1
+        ]
+        return [*super().step(slices), *drafts]
+
+
+@pytest.mark.parametrize(
+    ("further", "ids", "reason"),
+    [
+        ((30, 31), 8, FinishReason.LENGTH),
+        ((30, 31, 32, 33, 34, 35, 36), 8, FinishReason.LENGTH),
+        ((30, 2, 32), 4, FinishReason.STOP),
+        ((30, 49152, 32), 3, FinishReason.ERROR),
+    ],
+)
+def test_what_guesses_brought_counts_up_to_the_end(further: Sequence[int], ids: int, reason: FinishReason) -> None:
+    engine = GuessingEngine()
+    engine.further = further
+    driver = Driver(engine=engine)
+    driver.submit(1)
+    while driver.core.has_work:
+        driver.begin()
+        driver.look_ahead()
+        driver.finish()
+    assert driver.ids(1)[2:4] == list(further[: ids - 2][:2])
+    assert (len(driver.ids(1)), driver.end(1).token_offset, driver.end(1).reason) == (ids, ids, reason)
+    driver.core.check_integrity()
+
+
+def test_guesses_bring_tokens_earlier_and_no_others() -> None:
+    driver = Driver(draft_tokens=5)
+    driver.submit(1, max_tokens=60)
+    driver.run()
+    assert driver.ids(1) == alone(1, max_tokens=60)
+    assert driver.steps < 40
