@@ -23,21 +23,14 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from bench.machine import machine
+from bench.texts import own_texts
 from cli.model_source import model_directory
 from kernels.cpu import Batch, CpuModel, FloatArray
 from services.scheduler.engine.cpu_engine import FORMATS
 from services.scheduler.model.config_json import read_config
 from services.scheduler.model.packed import pack_weights, shape_of
 
-ROOT = Path(__file__).resolve().parents[1]
 OUT = Path("build/bench/quality.json")
-TEXTS = (
-    "README.md",
-    "docs/text.md",
-    "docs/decisions/0001-contracts.md",
-    "docs/inputs.md",
-    "services/protocol/parse.py",
-)
 WINDOW, PIECE, BLOCK = 512, 64, 16
 CLEAR_MARGIN = 0.5
 
@@ -108,7 +101,7 @@ def _loss(logits: FloatArray, target: int) -> float:
 def windows(folder: Path, tokens: int) -> list[list[int]]:
     """The repository's texts, cut into windows that hold so many tokens together."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    ids = [token for name in TEXTS for token in tokenizer.encode((ROOT / name).read_text(encoding="utf-8")).ids]
+    ids = [token for text in own_texts() for token in tokenizer.encode(text).ids]
     return [ids[start : start + WINDOW] for start in range(0, min(tokens, len(ids) - 1), WINDOW)]
 
 

@@ -91,7 +91,7 @@ LOOP = Dashboard(
             ("sum(rate(tailrace_tokenizer_duplicates_dropped_total[1m]))", "duplicates dropped"),
             ("sum(rate(tailrace_tokenizer_late_tokens_total[1m]))", "after the answer's end"),
             ("sum(rate(tailrace_detokenizer_wasted_tokens_total[1m]))", "after a stop text"),
-            ("sum(rate(tailrace_scheduler_merged_tokens_total[1m]))", "merged for a slow reader"),
+            ("sum(rate(tailrace_scheduler_merged_tokens_total[1m]))", "merged into one row"),
         ]),
         Panel("Routes, failovers, resumes", "short", [
             ("sum(rate(tailrace_tokenizer_route_opens_total[1m]))", "routes opened"),
@@ -138,6 +138,8 @@ SCHEDULER = Dashboard(
             ("sum(rate(tailrace_scheduler_prompt_tokens_total[1m]))", "prompt"),
             ("sum(rate(tailrace_scheduler_cached_tokens_total[1m]))", "prompt, from the cache"),
             ("sum(rate(tailrace_scheduler_output_tokens_total[1m]))", "output"),
+            ("sum(rate(tailrace_scheduler_accepted_tokens_total[1m]))", "output, by right guesses"),
+            ("sum(rate(tailrace_scheduler_drafted_tokens_total[1m]))", "guessed"),
         ]),
         Panel("Preemptions and refusals", "short", [
             ("sum(rate(tailrace_scheduler_preemptions_total[1m]))", "preemptions"),

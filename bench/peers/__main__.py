@@ -37,7 +37,7 @@ from cli.model_source import model_directory
 
 PEERS: dict[str, type[Peer]] = {"llama.cpp": LlamaCpp, "openvino": OpenVino, "vllm": Vllm}
 COMPARED = ("c1", "c8", "c32", "prefill1024")
-DEFAULT_LOADS = (*COMPARED, "shared-prefix", "structured")
+DEFAULT_LOADS = (*COMPARED, "c1-prose", "c8-prose", "shared-prefix", "structured")
 OUT = Path("build/bench/peers.json")
 
 

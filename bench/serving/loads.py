@@ -41,11 +41,14 @@ SCHEMA = (
 )
 
 
-def closed(streams: int, prompt_tokens: int, output_tokens: int, *, rounds: int = 1, name: str = "") -> Maker:
-    """`streams` at once, each asking `rounds` times."""
+def closed(
+    streams: int, prompt_tokens: int, output_tokens: int, *, rounds: int = 1, name: str = "", prose: bool = False
+) -> Maker:
+    """`streams` at once, each asking `rounds` times. Prompts are words at random, or prose."""
 
     def make(prompts: Prompts, rng: random.Random) -> Load:
-        asks = [Ask(prompts.text(prompt_tokens), output_tokens) for _ in range(streams * rounds)]
+        text = prompts.prose if prose else prompts.text
+        asks = [Ask(text(prompt_tokens), output_tokens) for _ in range(streams * rounds)]
         return Load(name or f"c{streams}", asks, streams=streams)
 
     return make
@@ -100,6 +103,8 @@ LOADS: dict[str, Maker] = {
     "c8": closed(8, 128, 128),
     "c32": closed(32, 128, 128),
     "prefill1024": closed(1, 1024, 1, rounds=3, name="prefill1024"),
+    "c1-prose": closed(1, 128, 128, rounds=2, name="c1-prose", prose=True),
+    "c8-prose": closed(8, 128, 128, name="c8-prose", prose=True),
     "shared-prefix": shared_prefix(8, 512, 32, 32, rounds=3),
     "structured": structured(8, 64, 96),
     "chat": chat(1.0, 30),

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from bench.texts import own_texts
+
 _WORDS = """
 river water wheel mill stone bridge valley winter summer morning evening garden market window letter story engine paper
 silver copper forest mountain harbour island captain teacher farmer doctor painter singer carries follows answers
@@ -23,8 +25,15 @@ class Prompts:
 
     def text(self, tokens: int) -> str:
         """A text of exactly so many tokens; two calls give different ones."""
-        words = [self._random.choice(_WORDS) for _ in range(tokens)]
-        text = " ".join(words)
+        return self._exactly(tokens, " ".join(self._random.choice(_WORDS) for _ in range(tokens)))
+
+    def prose(self, tokens: int) -> str:
+        """The same of what somebody wrote: a place in a text of ours, from the start of a word on."""
+        text = " ".join(own_texts())
+        at = text.index(" ", self._random.randrange(len(text) - 12 * tokens)) + 1
+        return self._exactly(tokens, text[at : at + 12 * tokens])
+
+    def _exactly(self, tokens: int, text: str) -> str:
         while True:
             ids = self._tokenizer.encode(text, add_special_tokens=False).ids
             if len(ids) == tokens:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from services.scheduler.admission import Limits
+from services.scheduler.effects import Load
 from services.scheduler.engine.api import Answer, Failed, FailureKind, PromptLogprobs, SamplingSpec, SequenceKey, Slice
 from services.scheduler.kv.prefix_cache import Node, PrefixCache
 from services.scheduler.sequence import Sequence
@@ -111,6 +112,18 @@ class Batch:
         if first is not None and not self._fits(first, self._find(first)):
             return "BLOCKS"
         return "TURN"
+
+    def load(self, leaving: int, *, draining: bool) -> Load:
+        """Where it stands; `leaving` sequences were withdrawn and not vacated yet."""
+        return Load(
+            waiting_sequences=len(self.waiting),
+            running_sequences=self.running + leaving,
+            free_blocks=self.cache.pool.free,
+            cached_blocks=self.cache.cached,
+            total_blocks=self.cache.pool.total,
+            block_size=self.block_size,
+            draining=draining,
+        )
 
     def enqueue(self, sequence: Sequence) -> None:
         """A new sequence waits."""

@@ -22,10 +22,10 @@ from services.scheduler.deadlines import Deadlines
 from services.scheduler.effects import Effect, Ended, LeaseEnded, Load, Moved, Opened, Progressed, Released
 from services.scheduler.ending import cut_short, failure_end, gave_up_waiting, natural_end
 from services.scheduler.engine.api import (
+    NO_LOGPROBS,
     Answer,
     EngineInfo,
     Failed,
-    Logprobs,
     PromptLogprobs,
     Sampled,
     SequenceKey,
@@ -33,6 +33,7 @@ from services.scheduler.engine.api import (
 )
 from services.scheduler.kv.pool import BlockPool
 from services.scheduler.kv.prefix_cache import PrefixCache
+from services.scheduler.leases import Leases
 from services.scheduler.opening import open_attempt
 from services.scheduler.ownership import Claim, Claimed, Held, Ownership, Reconciled
 from services.scheduler.sequence import Attempt, Sequence
@@ -46,9 +47,6 @@ from services.scheduler.state import (
 from services.scheduler.submission import Route, Submission
 from services.scheduler.token_log import End, TokenLog
 
-NO_LOGPROBS = Logprobs(-1e30, (), ())
-"""Stands in where an engine gave none though they were asked for: a row has one entry per id, whatever happens."""
-
 
 class SchedulerCore:
     """All attempts and sequences of one scheduler. Times are seconds on one monotonic clock."""
@@ -60,7 +58,7 @@ class SchedulerCore:
         pool = BlockPool(info.total_blocks)
         self.cache = PrefixCache(pool, info.block_size, enabled=limits.prefix_cache)
         self.batch = Batch(self.cache, limits)
-        self._attempts = Attempts(Tombstones(ttl_s=limits.tombstone_ttl_s, max_count=limits.max_tombstones))
+        self.known = Attempts(Tombstones(ttl_s=limits.tombstone_ttl_s, max_count=limits.max_tombstones))
         self._ownership = Ownership(limits.lease_grace_s)
         self._rate = EndRate()
         self._ended: list[Sequence] = []
@@ -74,7 +72,7 @@ class SchedulerCore:
     @property
     def attempts(self) -> Mapping[int, Attempt]:
         """Those that are not released, by id, oldest first."""
-        return self._attempts.by_id
+        return self.known.by_id
 
     @property
     def has_work(self) -> bool:
@@ -87,19 +85,14 @@ class SchedulerCore:
         return self._open
 
     @property
-    def held_sequences(self) -> int:
-        """Sequences of all attempts that are not released."""
-        return self._attempts.held
-
-    @property
-    def tombstones(self) -> int:
-        """Attempts that a late Submit would be refused for."""
-        return len(self._attempts.tombstones)
+    def leases(self) -> Leases:
+        """For how long attempts are held for their owners."""
+        return self._ownership.leases
 
     @property
     def next_deadline(self) -> float | None:
         """When `expire` should be called at the latest."""
-        moments = (self._deadlines.next, self._ownership.leases.next_expiry)
+        moments = (self._deadlines.next, self.leases.next_expiry)
         return min((moment for moment in moments if moment is not None), default=None)
 
     def fence_of(self, attempt: Attempt) -> int:
@@ -108,15 +101,7 @@ class SchedulerCore:
 
     def load(self) -> Load:
         """Where it stands now."""
-        return Load(
-            waiting_sequences=len(self.batch.waiting),
-            running_sequences=self.batch.running + len(self._leaving),
-            free_blocks=self.cache.pool.free,
-            cached_blocks=self.cache.cached,
-            total_blocks=self.cache.pool.total,
-            block_size=self.cache.block_size,
-            draining=self._draining,
-        )
+        return self.batch.load(len(self._leaving), draining=self._draining)
 
     def drain(self) -> None:
         """Takes no new attempts from now on."""
@@ -128,8 +113,8 @@ class SchedulerCore:
         Raises InvalidRequest for what can never be served, PreconditionFailed for a released attempt, Superseded for a
         request that was claimed, Overloaded, Unavailable while draining.
         """
-        self._attempts.tombstones.forget_old(now)
-        phase = self._attempts.phase(submission.attempt_id)
+        self.known.tombstones.forget_old(now)
+        phase = self.known.phase(submission.attempt_id)
         if next_attempt_phase(phase, AttemptEvent.SUBMIT) is AttemptPhase.RELEASED:
             raise PreconditionFailed(f"attempt {submission.attempt_id:#x} was released before it came")
         self._ownership.check_fence(submission)
@@ -139,14 +124,14 @@ class SchedulerCore:
             raise Unavailable("the scheduler takes no new work: it is being stopped", reason="DRAINING")
         limit = output_limit(submission, self.info)
         retry_after_s = partial(self._rate.retry_after_s, now=now)
-        check_load(submission, self.limits, self._open, self._attempts.held, retry_after_s)
+        check_load(submission, self.limits, self._open, self.known.held, retry_after_s)
         return self._accept(open_attempt(submission, limit, self.info, self.limits.policy, self._keys, now), now)
 
     def stale(self, attempt_ids: Iterable[int], sender: Route | None) -> list[int]:
         """Those that are, or were until their release, another owner's than `sender`'s; None may do all with any."""
         if sender is None:
             return []
-        return [one for one in attempt_ids if self._attempts.owner_of(one) not in (None, sender)]
+        return [one for one in attempt_ids if self.known.owner_of(one) not in (None, sender)]
 
     def abort(
         self, attempt_ids: Iterable[int], reason: FinishReason, now: float, sender: Route | None = None
@@ -159,7 +144,7 @@ class SchedulerCore:
         for attempt_id in attempt_ids:
             attempt = self.attempts.get(attempt_id)
             if attempt is None:
-                self._attempts.bury(attempt_id, AttemptEvent.ABORT, now)
+                self.known.bury(attempt_id, AttemptEvent.ABORT, now)
             elif sender in (None, attempt.owner):
                 attempt.move(AttemptEvent.ABORT)
                 logs += self._stop(attempt, reason, now)
@@ -171,7 +156,7 @@ class SchedulerCore:
         for attempt_id in attempt_ids:
             attempt = self.attempts.get(attempt_id)
             if attempt is None:
-                self._attempts.bury(attempt_id, AttemptEvent.RELEASE, now)
+                self.known.bury(attempt_id, AttemptEvent.RELEASE, now)
                 effects.append(Released(attempt_id, None))
             elif sender in (None, attempt.owner):
                 effects.append(self._forget(attempt, now))
@@ -195,7 +180,7 @@ class SchedulerCore:
     ) -> tuple[Reconciled, list[Effect]]:
         """Releases the owner's attempts up to that number which are not live; a live one that is missing is buried."""
         live = dict.fromkeys(live_ids)
-        owned = [self.attempts[attempt_id] for attempt_id in self._ownership.leases.attempts_of(owner)]
+        owned = [self.attempts[attempt_id] for attempt_id in self.leases.attempts_of(owner)]
         unwanted = [
             attempt.submission.attempt_id
             for attempt in owned
@@ -205,17 +190,9 @@ class SchedulerCore:
         missing = [attempt_id for attempt_id in live if attempt_id not in self.attempts and attempt_id not in stale]
         for attempt_id in missing:
             # It counts as lost from now on, so it must not begin either.
-            self._attempts.bury(attempt_id, AttemptEvent.RELEASE, now)
+            self.known.bury(attempt_id, AttemptEvent.RELEASE, now)
         reconciled = Reconciled(tuple(unwanted), tuple(missing), tuple(stale))
         return reconciled, self.release(unwanted, now)
-
-    def hold_lease(self, owner: Route) -> None:
-        """A call began that shows that its owner lives."""
-        self._ownership.leases.open_call(owner)
-
-    def drop_lease(self, owner: Route, now: float) -> None:
-        """Such a call is over; without another one the grace begins."""
-        self._ownership.leases.close_call(owner, now)
 
     def expire(self, now: float) -> list[Effect]:
         """Ends what has passed its deadline, wherever it stands, and releases what lives by a lease that is over."""
@@ -227,7 +204,7 @@ class SchedulerCore:
             elif attempt is not None:
                 logs += self._stop(attempt, FinishReason.DEADLINE, now)
         effects = self._effects(logs)
-        for owner, attempt_ids in self._ownership.leases.take_expired(now):
+        for owner, attempt_ids in self.leases.take_expired(now):
             effects += [LeaseEnded(owner, attempt_ids), *self.release(attempt_ids, now)]
         return effects
 
@@ -282,7 +259,7 @@ class SchedulerCore:
     def check_integrity(self) -> None:
         """Raises AssertionError when any account is wrong; walks everything that is held."""
         self.batch.check_integrity(sequence for sequence, _ in self._leaving.values())
-        self._attempts.check_integrity()
+        self.known.check_integrity()
         self._ownership.check_integrity(self.attempts.values())
         if not self._open:
             self.check_idle()
@@ -290,7 +267,7 @@ class SchedulerCore:
     # Accepting
 
     def _accept(self, attempt: Attempt, now: float) -> list[Effect]:
-        self._attempts.add(attempt)
+        self.known.add(attempt)
         self._ownership.add(attempt, now)
         self._open += len(attempt.sequences)
         if attempt.deadline is not None:
@@ -339,10 +316,9 @@ class SchedulerCore:
         sequence = self.batch.decoding.get(answer.key)
         if sequence is None:
             return
-        known: list[TokenLog] = []  # `logs` has it already, for the slice's own token
-        for sampled in answer.tokens:
-            if self._append((sampled,), known, now):
-                self._fail(sampled, known, now)
+        for sampled in answer.tokens:  # whose log the step has noted already, for the slice's own token
+            if self._append((sampled,), [], now):
+                self._fail(sampled, [], now)
                 break
             sequence.planned += 1
             sequence.planned_output += 1
@@ -418,7 +394,7 @@ class SchedulerCore:
 
     def _forget(self, attempt: Attempt, now: float) -> Released:
         self._stop(attempt, FinishReason.ABORTED, now)
-        self._attempts.release(attempt, now)
+        self.known.release(attempt, now)
         self._ownership.remove(attempt)
         logs = [sequence.log for sequence in attempt.sequences]
         return Released(attempt.submission.attempt_id, attempt.owner, logs, attempt)

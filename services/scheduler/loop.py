@@ -124,11 +124,11 @@ class StepLoop:
     @contextmanager
     def holding_lease(self, owner: Route) -> Iterator[None]:
         """Meanwhile the owner is known to live."""
-        self.core.hold_lease(owner)
+        self.core.leases.open_call(owner)
         try:
             yield
         finally:
-            self.core.drop_lease(owner, self._clock.now())
+            self.core.leases.close_call(owner, self._clock.now())
             # The loop may rest for longer than the grace that has just begun.
             self._wakeup.set()
 

@@ -52,7 +52,7 @@ def test_01_a_caller_that_leaves_is_gone_within_two_steps(moment: str, inside_a_
     driver.run()
     driver.release(1, 9)
     driver.assert_idle()
-    assert driver.core.held_sequences == 0
+    assert driver.core.known.held == 0
 
 
 def test_02_a_late_abort_of_a_first_attempt_does_not_touch_the_second() -> None:
@@ -148,12 +148,12 @@ def test_08_more_than_fits_is_refused_and_nothing_live_is_evicted() -> None:
 
 def test_09_when_a_tokenizer_is_killed_what_is_claimed_goes_on_and_the_rest_ends_with_its_lease() -> None:
     driver, survivor = Driver(limits=Limits(lease_grace_s=60.0)), Route("tokenizer-2", 1)
-    driver.core.hold_lease(ROUTE)
-    driver.core.hold_lease(survivor)
+    driver.core.leases.open_call(ROUTE)
+    driver.core.leases.open_call(survivor)
     driver.submit(1, request_id="claimed", max_tokens=30)
     driver.submit(2, request_id="forgotten", max_tokens=30)
     driver.step()
-    driver.core.drop_lease(ROUTE, driver.now)
+    driver.core.leases.close_call(ROUTE, driver.now)
     driver.claim("claimed", survivor)
     driver.now += 60.0
     driver.run()

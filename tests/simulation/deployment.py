@@ -94,7 +94,7 @@ def _in_scheduler(app: SchedulerApp) -> dict[str, object]:
     core, load = serving.loop.core, serving.loop.core.load()
     return {
         "attempts": len(core.attempts),
-        "sequences": core.open_sequences + core.held_sequences,
+        "sequences": core.open_sequences + core.known.held,
         "logs": serving.loop.publisher.log_sequences,
         "blocks": load.total_blocks - load.free_blocks - load.cached_blocks,
     }

@@ -124,6 +124,10 @@ class Logprobs:
     top_logprobs: tuple[float, ...]
 
 
+NO_LOGPROBS = Logprobs(-1e30, (), ())
+"""Stands in where an engine gave none though they were asked for: a row has one entry per id, whatever happens."""
+
+
 @dataclass(slots=True)
 class Sampled:
     """The token drawn for one sampling slice. Not frozen: engines make one per token, and that costs twice as much."""

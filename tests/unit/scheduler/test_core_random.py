@@ -98,7 +98,7 @@ def test_accounts_hold_after_a_random_mix_of_finishes_aborts_preemptions_flushes
         if log.end is not None:
             assert log.end.token_offset == len(log.ids), (attempt_id, choice)
     driver.release(*driver.core.attempts)
-    assert driver.core.held_sequences == 0
+    assert driver.core.known.held == 0
 
 
 @pytest.mark.parametrize("seed", [11, 12, 14])

@@ -34,7 +34,7 @@ def test_attempts_of_a_tokenizer_that_never_opened_a_call_live_for_the_grace_fro
 
 def test_an_open_call_keeps_everything_for_any_time() -> None:
     driver = driver_with_grace()
-    driver.core.hold_lease(ROUTE)
+    driver.core.leases.open_call(ROUTE)
     driver.submit(1)
     driver.now += 100 * GRACE_S
     assert driver.core._ownership.leases.next_expiry is None
@@ -44,16 +44,16 @@ def test_an_open_call_keeps_everything_for_any_time() -> None:
 
 def test_the_grace_begins_with_the_end_of_the_last_call_and_a_new_call_in_time_ends_it() -> None:
     driver = driver_with_grace()
-    driver.core.hold_lease(ROUTE)
-    driver.core.hold_lease(ROUTE)
+    driver.core.leases.open_call(ROUTE)
+    driver.core.leases.open_call(ROUTE)
     driver.submit(1, max_tokens=1000)
-    driver.core.drop_lease(ROUTE, driver.now)
+    driver.core.leases.close_call(ROUTE, driver.now)
     driver.now += 2 * GRACE_S
     driver.expire()
     assert 1 in driver.core.attempts
-    driver.core.drop_lease(ROUTE, driver.now)
+    driver.core.leases.close_call(ROUTE, driver.now)
     driver.now += GRACE_S - 1
-    driver.core.hold_lease(ROUTE)
+    driver.core.leases.open_call(ROUTE)
     driver.now += GRACE_S
     driver.expire()
     assert 1 in driver.core.attempts
@@ -76,7 +76,7 @@ def test_a_newer_epoch_ends_nothing_of_the_older_before_its_grace() -> None:
     driver = driver_with_grace()
     driver.submit(1, max_tokens=1000)
     driver.now += GRACE_S / 2
-    driver.core.hold_lease(RESTARTED)
+    driver.core.leases.open_call(RESTARTED)
     driver.submit(2, route=RESTARTED, max_tokens=1000)
     driver.expire()
     assert set(driver.core.attempts) == {1, 2}
@@ -89,12 +89,12 @@ def test_what_was_claimed_lives_by_its_new_owner_s_lease() -> None:
     driver = driver_with_grace()
     driver.submit(1, request_id="x", max_tokens=1000)
     driver.submit(2, request_id="y", max_tokens=1000)
-    driver.core.hold_lease(RESTARTED)
+    driver.core.leases.open_call(RESTARTED)
     driver.claim("x", RESTARTED)
     driver.now += GRACE_S
     driver.expire()
     assert set(driver.core.attempts) == {1}
-    driver.core.drop_lease(RESTARTED, driver.now)
+    driver.core.leases.close_call(RESTARTED, driver.now)
     driver.now += GRACE_S
     driver.expire()
     assert driver.core.attempts == {}
@@ -102,8 +102,8 @@ def test_what_was_claimed_lives_by_its_new_owner_s_lease() -> None:
 
 def test_a_lease_without_attempts_and_calls_is_forgotten() -> None:
     driver = driver_with_grace()
-    driver.core.hold_lease(ROUTE)
-    driver.core.drop_lease(ROUTE, driver.now)
+    driver.core.leases.open_call(ROUTE)
+    driver.core.leases.close_call(ROUTE, driver.now)
     driver.submit(1)
     driver.release(1)
     assert len(driver.core._ownership.leases) == len(driver.core._ownership) == 0

@@ -96,7 +96,7 @@ def test_a_label_that_is_used_again_means_the_request_that_came_last() -> None:
 
 def test_a_look_at_what_is_held_tells_what_a_claim_would_get_and_changes_nothing() -> None:
     driver = Driver()
-    driver.core.hold_lease(ROUTE)
+    driver.core.leases.open_call(ROUTE)
     two = (ChoiceStart(0), ChoiceStart(1))
     driver.submit(1, request_id="x", record=b"r", attempt_number=4, choices=two, deadline_in_s=9.0, max_tokens=3)
     driver.run()
@@ -111,7 +111,7 @@ def test_a_look_at_what_is_held_tells_what_a_claim_would_get_and_changes_nothing
         HeldAttempt(1, 1, 4, ((0, 3, True), (1, 3, True))),
         HeldAttempt(2, 1, 6, ((1, 2, False),)),
     )
-    driver.core.drop_lease(ROUTE, driver.now)
+    driver.core.leases.close_call(ROUTE, driver.now)
     assert not driver.core.find("", "x", driver.now).owner_present
     assert {attempt.owner for attempt in driver.core.attempts.values()} == {ROUTE}
     with pytest.raises(NotFound):

@@ -101,14 +101,14 @@ class TwoTokenizers(RuleBasedStateMachine):
     @rule(owner=owners)
     def open_call(self, owner: Route) -> None:
         self.generations += 1
-        self.driver.core.hold_lease(owner)
+        self.driver.core.leases.open_call(owner)
         self.calls[owner].append(self.driver.publisher.open(owner, self.generations))
 
     @rule(owner=owners)
     def close_call(self, owner: Route) -> None:
         if self.calls[owner]:
             self.driver.publisher.close(self.calls[owner].pop())
-            self.driver.core.drop_lease(owner, self.driver.now)
+            self.driver.core.leases.close_call(owner, self.driver.now)
             self.alive_at[owner] = self.driver.now
 
     @rule(owner=owners)
@@ -157,7 +157,7 @@ class TwoTokenizers(RuleBasedStateMachine):
         self.driver.expire()
         self.driver.run()
         self.driver.assert_idle()
-        assert self.driver.core.held_sequences == self.driver.publisher.log_sequences == 0
+        assert self.driver.core.known.held == self.driver.publisher.log_sequences == 0
         assert len(self.driver.core._ownership) == len(self.driver.core._ownership.leases) == 0
 
     def _own(self, attempt_id: int, owner: Route, label: str) -> None:
