@@ -67,7 +67,8 @@ def write_model(
 
 
 @asynccontextmanager
-async def running_echo(model: Path, vocabulary: Vocabulary) -> AsyncIterator[Echo]:
+async def running_echo(model: Path, vocabulary: Vocabulary, *, draft_tokens: int = 0) -> AsyncIterator[Echo]:
     """The system around such a directory. `vocabulary` is that of its tokenizer.json."""
-    async with in_process_stack(model, scheduler={"fake_mode": "echo"}) as stack, Client(stack.grpc) as client:
+    engine = {"fake_mode": "echo", "draft_tokens": draft_tokens}
+    async with in_process_stack(model, scheduler=engine) as stack, Client(stack.grpc) as client:
         yield Echo(stack, client, vocabulary)

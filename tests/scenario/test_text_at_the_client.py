@@ -24,9 +24,17 @@ SPOKEN = (
 SEPARATORS = "\ufeffa\u2028b\u2029c\u0085d\re\x00f\r\n"
 TEMPLATE = "{{ bos_token }}{% for message in messages %}{{ message['content'] }}{% endfor %}"
 TOKENIZERS = {"byte_level": byte_level((*WORDS, *SPOKEN)), "sentence_piece": sentence_piece()}
-BYTE_LEVEL = pytest.mark.parametrize("echo", ["byte_level"], indirect=True, scope="module")
-SENTENCE_PIECE = pytest.mark.parametrize("echo", ["sentence_piece"], indirect=True, scope="module")
-BOTH = pytest.mark.parametrize("echo", list(TOKENIZERS), indirect=True, scope="module")
+TOKEN_BY_TOKEN, IN_DRAFTS = 0, 7
+
+
+def through(*tokenizers: str) -> pytest.MarkDecorator:
+    """With these tokenizers, and an engine that gives a token a step, or now and then several."""
+    systems = [(name, drafts) for name in tokenizers for drafts in (TOKEN_BY_TOKEN, IN_DRAFTS)]
+    names = [f"{name}{' in drafts' if drafts else ''}" for name, drafts in systems]
+    return pytest.mark.parametrize("echo", systems, indirect=True, scope="module", ids=names)
+
+
+BYTE_LEVEL, SENTENCE_PIECE, BOTH = through("byte_level"), through("sentence_piece"), through(*TOKENIZERS)
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -34,13 +42,14 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def echo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Echo]:
     """The system with a small tokenizer that puts BOS before a text, and a chat template that has it, too."""
-    tokenizer = Tokenizer.from_str(TOKENIZERS[request.param].to_str())
+    name, draft_tokens = request.param
+    tokenizer = Tokenizer.from_str(TOKENIZERS[name].to_str())
     bos, eos = (tokenizer.get_vocab()[token] for token in ("<s>", "</s>"))
     tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", bos)])
     vocabulary = parse_vocabulary(orjson.loads(tokenizer.to_str()), size=tokenizer.get_vocab_size() + 1)
-    directory = tmp_path_factory.mktemp("models") / request.param
+    directory = tmp_path_factory.mktemp("models") / name
     model = write_model(directory, tokenizer.to_str().encode(), vocabulary, bos="<s>", eos=eos, template=TEMPLATE)
-    async with running_echo(model, vocabulary) as running:
+    async with running_echo(model, vocabulary, draft_tokens=draft_tokens) as running:
         yield running
 
 
@@ -57,6 +66,14 @@ async def told(echo: Echo, *texts: str, stop: Sequence[str] = (), **options: Any
     choice = only(await echo.say(echo.ids(*texts), **({"stop": stop} if stop else {}), **options))
     assert choice.finish.reason is (FinishReason.LENGTH if choice.finish.stop is None else FinishReason.STOP)
     return choice.text, choice.finish.stop, choice.finish.output_tokens
+
+
+@BYTE_LEVEL
+async def test_steps_bring_several_tokens_where_they_are_meant_to(echo: Echo, request: pytest.FixtureRequest) -> None:
+    assert only(await echo.say(echo.byte_ids("ab" * 100))).text == "ab" * 100
+    assert bool(echo.stack.metric("scheduler", "accepted_tokens_total")) == bool(
+        request.node.callspec.params["echo"][1]
+    )
 
 
 @BYTE_LEVEL
