@@ -31,7 +31,7 @@ from services.scheduler.model.four_bits import had_four_bits
 from services.scheduler.model.packed import pack_weights, shape_of
 
 DRAFT_TOKENS = 7
-"""Longer drafts are hardly ever right to their end."""
+"""Ten bring no more: a mistake or a block's end comes first."""
 
 STEP_TOKENS = 256
 """Longer steps compute prefills hardly any faster, and delay whoever decodes beside them."""

@@ -59,7 +59,10 @@ class Drafts:
 
     def _guess(self, s: Slice, worth: float) -> Sequence[int]:
         room = s.draft_room(self._block_size)
-        return self._histories[s.key].guess(self._most)[: self._histories[s.key].trusted(room, worth)] if room else ()
+        if not room:
+            return ()
+        history = self._histories[s.key]
+        return history.guess(self._most)[: history.trusted(room, worth)]
 
 
 class _History:
