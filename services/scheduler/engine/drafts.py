@@ -43,13 +43,13 @@ class Drafts:
     def guess(self, slices: Sequence[Slice]) -> list[Sequence[int]]:
         """What to compute behind each slice's own ids: as much as is worth its time.
 
-        A row more costs a row's time. With probability p it saves what a token costs now, which is the step's time
-        over its decodes.
+        A row more costs a row's time. With probability p it saves as much later on, and a decode's part of a pass over
+        the weights.
         """
         if not self._most:
             return [()] * len(slices)
         decodes = sum(s.samples for s in slices)
-        worth = decodes / (sum(len(s.token_ids) for s in slices) + PASS_ROWS)
+        worth = decodes / (decodes + PASS_ROWS)
         return [self._guess(s, worth) for s in slices]
 
     def learn(self, key: SequenceKey, tokens: Iterable[int]) -> None:
