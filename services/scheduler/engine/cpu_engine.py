@@ -76,6 +76,7 @@ class CpuEngineReport:
     kv_format: str
     kernels: str
     threads: int
+    draft_tokens: int
     context_length: int
     kv_tokens: int
     kv_bytes: int
@@ -207,6 +208,7 @@ def load_cpu_engine(config: CpuEngineConfig) -> CpuEngine:
         kv_format=stored.kv.name.lower(),
         kernels=model.kernels,
         threads=threads,
+        draft_tokens=config.draft_tokens,
         context_length=context,
         kv_tokens=blocks * config.block_size,
         kv_bytes=blocks * bytes_of_block,
