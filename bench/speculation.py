@@ -1,8 +1,8 @@
 """What speculation brings on a CPU, by kind of text: the same requests through one engine with it and one without.
 
-    python -m bench.speculation [--texts 8] [--tokens 120]
+    python -m bench.speculation [--texts 8] [--rounds 3] [--tokens 120]
 
-Both engines run under the scheduler's real core, and take turns request by request. Their ids must be the same. Shown
+Both engines run under the scheduler's real core, and take turns in going first. Their ids must be the same. Shown
 are the ratios of decoding time, wall and CPU, of the sums over all texts, and how many of the guesses were right.
 Written to build/bench/speculation.json.
 """
@@ -95,7 +95,7 @@ def _asked(text: str) -> str:
     return f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
 
 
-def decode(engine: Engine, prompts: Sequence[tuple[int, ...]], temperature: float, tokens: int, spent: Spent) -> object:
+def decode(engine: Engine, spent: Spent, prompts: Sequence[tuple[int, ...]], temperature: float, tokens: int) -> object:
     """Answers all prompts at once, and counts the steps in which nobody is prefilled; returns the ids."""
     core, execution = SchedulerCore(engine.info, Limits(prefix_cache=False)), Execution(engine)
     for number, prompt in enumerate(prompts, 1):
@@ -131,6 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m bench.speculation", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--texts", type=int, default=8, help="of each kind (8)")
+    parser.add_argument("--rounds", type=int, default=3, help="how often all of it is run (3)")
     parser.add_argument("--tokens", type=int, default=120, help="length of each answer (120)")
     options = parser.parse_args(argv)
     described, model = machine(), model_directory(None)
@@ -140,10 +141,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         for temperature in TEMPERATURES:
             for streams in STREAMS:
                 row = Row(kind, temperature, streams)
-                for at in range(0, len(prompts), streams):
-                    asked = prompts[at : at + streams], temperature, options.tokens
-                    if decode(plain, *asked, row.without) != decode(drafting, *asked, row.drafting):
+                turns = [(plain, row.without), (drafting, row.drafting)]
+                for at in range(0, len(prompts) * options.rounds, streams):
+                    asked = [prompts[number % len(prompts)] for number in range(at, at + streams)]
+                    first, second = (decode(*turn, asked, temperature, options.tokens) for turn in turns)
+                    if first != second:
                         raise SystemExit(f"{row.kind}: the ids differ")
+                    turns.reverse()
                 print(row, flush=True)
                 rows.append(row)
     OUT.parent.mkdir(parents=True, exist_ok=True)
