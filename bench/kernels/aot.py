@@ -3,7 +3,7 @@
     python -m bench.kernels.aot [--arch 80,90,100] [--jobs N]
 
 A table: registers a thread, shared memory a program, and spills, as the assembler that comes with Triton counts them
-(`ptxas -v`). A spill fails. What hasn't changed since the last run isn't compiled again (build/kernels-aot.json).
+(`ptxas -v`). More than a few spills fail. What hasn't changed since the last run isn't compiled again (build/kernels-aot.json).
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ from triton.compiler import ASTSource
 from bench.kernels.variants import Variant, variants
 
 KNOWN = Path("build/kernels-aot.json")
+SPILLS_MAX = 128
+"""Bytes. Versions of Triton differ by some registers (3.7, which comes with PyTorch's CUDA build, and 3.9), and those
+few stay in the cache; a kernel that is wrong for an architecture spills thousands."""
 _NUMBERS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads.*?Used (\d+) registers", re.DOTALL)
 
 
@@ -45,7 +48,7 @@ class Footprint:
 
 
 def main() -> int:
-    """Exit code 1 when a kernel spills, 2 where the kernels would only be interpreted."""
+    """Exit code 1 when a kernel spills too much, 2 where the kernels would only be interpreted."""
     parser = argparse.ArgumentParser(prog="python -m bench.kernels.aot", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--arch", default="80,90,100", help="compute capabilities (default: 80,90,100)")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="default: one a core")
@@ -58,7 +61,7 @@ def main() -> int:
     Console(width=None if sys.stdout.isatty() else 120).print(table(found, architectures))
     spilling = [f"{name} on sm_{arch}: {it.spills} bytes" for (name, arch), it in found.items() if it.spills]
     print(f"{len(found)} compiled forms, {len(spilling)} with spills" + "".join(f"\n  {line}" for line in spilling))
-    return 1 if spilling else 0
+    return 1 if any(it.spills > SPILLS_MAX for it in found.values()) else 0
 
 
 def footprints(wanted: Sequence[Variant], architectures: Sequence[int], jobs: int) -> dict[tuple[str, int], Footprint]:
