@@ -3,7 +3,8 @@
     python -m bench.kernels.aot [--arch 80,90,100] [--jobs N]
 
 A table: registers a thread, shared memory a program, and spills, as the assembler that comes with Triton counts them
-(`ptxas -v`). More than a few spills fail. What hasn't changed since the last run isn't compiled again (build/kernels-aot.json).
+(`ptxas -v`). More than a few spills fail. What hasn't changed since the last run isn't compiled again
+(build/kernels-aot.json).
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from bench.kernels.variants import Variant, variants
 
 KNOWN = Path("build/kernels-aot.json")
 SPILLS_MAX = 128
-"""Bytes. Versions of Triton differ by some registers (3.7, which comes with PyTorch's CUDA build, and 3.9), and those
-few stay in the cache; a kernel that is wrong for an architecture spills thousands."""
+"""Bytes. Versions of Triton differ by some registers: 3.7, which comes with PyTorch's CUDA build, spills 72 in one kernel
+where 3.9 spills none."""
 _NUMBERS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads.*?Used (\d+) registers", re.DOTALL)
 
 
