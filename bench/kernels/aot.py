@@ -34,8 +34,8 @@ from bench.kernels.variants import Variant, variants
 
 KNOWN = Path("build/kernels-aot.json")
 SPILLS_MAX = 128
-"""Bytes. Versions of Triton differ by some registers: 3.7, which comes with PyTorch's CUDA build, spills 72 in one kernel
-where 3.9 spills none."""
+"""Bytes. Versions of Triton differ by some registers: 3.7, which comes with PyTorch's CUDA build, spills 72 in one
+kernel where 3.9 spills none."""
 _NUMBERS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads.*?Used (\d+) registers", re.DOTALL)
 
 
