@@ -26,6 +26,10 @@ class _Strand:
         self.requests_pass.set()
         self.answers_pass.set()
 
+    def freeze(self) -> None:
+        self.requests_pass.clear()
+        self.answers_pass.clear()
+
 
 class Cable:
     """Listens at `address` and carries every connection to `target` (host:port). `pid`s name the callers' processes."""
@@ -35,16 +39,17 @@ class Cable:
         self._strands: set[_Strand] = set()
         self._cut = False
         self._bytes_per_s: int | None = None
+        self._frozen: set[int | None] = set()
 
     def throttle(self, bytes_per_s: int) -> None:
         """Answers pass this slowly, until it is mended."""
         self._bytes_per_s = bytes_per_s
 
     def freeze(self, pid: int | None = None) -> None:
-        """Nothing passes any more, and nobody is told: of one caller, or of all."""
+        """Nothing passes any more, on new connections neither, and nobody is told: of one caller, or of all."""
+        self._frozen.add(pid)
         for strand in self._of(pid):
-            strand.requests_pass.clear()
-            strand.answers_pass.clear()
+            strand.freeze()
 
     def hold_requests(self, pid: int) -> None:
         """What this caller sends waits; what it is sent passes."""
@@ -59,6 +64,7 @@ class Cable:
     def mend(self) -> None:
         """As new: what was frozen is reset, so that both ends begin again."""
         self._cut, self._bytes_per_s = False, None
+        self._frozen.clear()
         if any(not (s.requests_pass.is_set() and s.answers_pass.is_set()) for s in self._strands):
             self._reset()
 
@@ -75,6 +81,8 @@ class Cable:
             return
         strand = _Strand(_pid_of(writer.get_extra_info("peername")[1]), [writer, far_writer])
         self._strands.add(strand)
+        if not self._frozen.isdisjoint((None, strand.pid)):
+            strand.freeze()
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(_pass(reader, far_writer, strand.requests_pass))
