@@ -39,7 +39,8 @@ class SchedulerConfig(ProcessConfig):
     threads: int | None = option(None, help="CPU threads to compute with; none: one per core")
 
     draft_tokens: int | None = option(
-        None, help="engine cpu: most ids guessed ahead, by what followed the same ids before; 0: none; none: 7"
+        None,
+        help="engine cpu: most ids guessed ahead, by what followed the same ids before; 0: none; none: 7",
     )
 
     context_length: int | None = option(None, help="longest sequence, tokens; none: the model's own")
@@ -94,7 +95,7 @@ class SchedulerConfig(ProcessConfig):
         require(self, "kv_memory_bytes", None in (self.kv_tokens, self.kv_memory_bytes), "can't stand beside kv_tokens")
         drafts = self.draft_tokens or 0
         require(self, "draft_tokens", drafts >= 0, "must be 0 or more, or none")
-        require(self, "draft_tokens", not drafts or self.engine != "torch", "goes with engine cpu alone")
+        require(self, "draft_tokens", not drafts or self.engine != "torch", "goes with engine cpu or fake")
         require(self, "max_waiting", self.max_waiting >= 0, "must be 0 or more")
         enough = self.max_step_tokens is None or self.max_step_tokens >= self.max_running
         require(self, "max_step_tokens", enough, "must be at least max_running")

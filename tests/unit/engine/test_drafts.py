@@ -49,8 +49,7 @@ def test_what_repeats_goes_on_repeating() -> None:
 
 def test_where_nothing_came_before_nothing_is_guessed() -> None:
     for ids in ([1], [1, 2, 3], [1, 2, 9, 1, 2], [256, 65536, 1, 0, 1, 256]):
-        assert [list(guess) for guess in trusting(ids[:0]).guess([decode([1, 2])])] == [[1] * 7]
-        assert [*drafts_of(ids).guess([decode(ids)])] == [()]
+        assert drafts_of(ids).guess([decode(ids)]) == [()]
 
 
 @given(st.lists(st.sampled_from([0, 1, 256, 65536, 2**24]), max_size=60))

@@ -34,6 +34,8 @@ def fake(**settings: Any) -> SchedulerConfig:
         ("kv_dtype", ["--model", "x", "--weights-format", "int8", "--kv-dtype", "fp8"]),
         ("kv_dtype", ["--model", "x", "--kv-dtype", "int8"]),
         ("device", ["--model", "x", "--engine", "cpu", "--device", "cuda"]),
+        ("draft_tokens", ["--engine", "fake", "--draft-tokens", "-1"]),
+        ("draft_tokens", ["--model", "x", "--engine", "torch", "--draft-tokens", "7"]),
     ],
 )
 def test_what_cannot_work_is_refused_naming_the_key(key: str, argv: list[str]) -> None:
@@ -103,6 +105,8 @@ def test_an_fp8_cache_is_refused_where_no_kernel_reads_it(model_directory: Path)
         engines.load(SchedulerConfig(model=model_directory, device="cpu", kv_dtype="fp8", kv_tokens=256))
 
 
-def test_a_weights_format_is_never_silently_ignored(model_directory: Path) -> None:
-    with pytest.raises(ConfigError, match="weights_format int8 needs engine cpu: device cuda was asked for"):
-        engines.load(SchedulerConfig(model=model_directory, device="cuda", weights_format="int8"))
+@pytest.mark.parametrize("asked", [{"weights_format": "int8"}, {"draft_tokens": 7}], ids=str)
+def test_what_only_the_step_library_can_do_is_never_silently_ignored(model_directory: Path, asked: Any) -> None:
+    [(key, value)] = asked.items()
+    with pytest.raises(ConfigError, match=f"{key} {value} needs engine cpu: device cuda was asked for"):
+        engines.load(SchedulerConfig(model=model_directory, device="cuda", **asked))

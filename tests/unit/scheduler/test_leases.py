@@ -37,7 +37,7 @@ def test_an_open_call_keeps_everything_for_any_time() -> None:
     driver.core.leases.open_call(ROUTE)
     driver.submit(1)
     driver.now += 100 * GRACE_S
-    assert driver.core._ownership.leases.next_expiry is None
+    assert driver.core.leases.next_expiry is None
     driver.run()
     assert driver.ids(1) == alone(1)
 
@@ -107,4 +107,4 @@ def test_a_lease_without_attempts_and_calls_is_forgotten() -> None:
     driver.submit(1)
     driver.release(1)
     assert len(driver.core._ownership.leases) == len(driver.core._ownership) == 0
-    assert driver.core._ownership.leases.next_expiry is None
+    assert driver.core.leases.next_expiry is None
