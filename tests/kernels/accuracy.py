@@ -1,8 +1,9 @@
 """How far a kernel's result may lie from the exact one, by the dtype that it is rounded to.
 
 A bound is relative to the exact value or, where that is smaller, to the root mean square of its row: in a sum that
-cancels, the terms decide the error. One rounding to 16 bits costs half a unit in the last place on a GPU; Triton's
-interpreter cuts bf16 off instead of rounding it, which costs a whole one.
+cancels, the terms decide the error. It is never less than what rounding costs among the subnormal numbers, whose
+spacing no longer shrinks. One rounding to 16 bits costs half a unit in the last place on a GPU; Triton's interpreter
+cuts bf16 off instead of rounding it, which costs a whole one.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ def assert_close(got: torch.Tensor, exact: torch.Tensor, *, roundings: int, size
     assert got.isfinite().all(), "a place that wasn't written, or a broken number"
     mean = exact.square().mean(-1, keepdim=True).sqrt()
     size = exact.abs().maximum(mean).maximum(torch.as_tensor(size, dtype=torch.float64, device=exact.device))
+    size = size.clamp(min=torch.finfo(got.dtype).smallest_normal)
     excess = (got.double() - exact).abs() - roundings * UNIT[got.dtype] * size
     assert (excess <= 0).all(), f"{excess.max().item():.2e} beyond the bound for {got.dtype}"
 
