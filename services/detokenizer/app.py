@@ -65,7 +65,7 @@ class DetokenizerApp:
             self._metrics,
             hello=self._hello,
             routes=self._servicer.routes,
-            calls=self._schedulers.calls,
+            streams=self._schedulers.streams,
         )
         return add_admin_services(server, inspection, self._runtime, self.open_requests)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from services.detokenizer.route import Route
 from services.detokenizer.sequence import Sequence
@@ -11,7 +11,7 @@ from services.detokenizer.upstream import TokenStream
 from services.protocol.hello import Hello
 from services.protocol.hop import count_hops
 from services.protocol.inspection import process_view
-from services.protocol.views import ChoiceView, Content, HopView, ProcessView, RequestView, RouteKey
+from services.protocol.views import ChoiceView, Content, HopView, ProcessView, RequestView
 from services.runtime.app import Runtime
 from services.runtime.metrics import DetokenizerMetrics, count_of
 
@@ -26,13 +26,13 @@ class DetokenizerInspection:
         *,
         hello: Hello,
         routes: Collection[Route],
-        calls: Mapping[TokenStream, RouteKey],
+        streams: Callable[[], Iterable[TokenStream]],
     ) -> None:
         self._runtime = runtime
         self._metrics = metrics
         self._hello = hello
         self._routes = routes
-        self._calls = calls
+        self._streams = streams
         count_hops(runtime.metrics, self._hops, "tokens")
         metrics.held_tokens.set_function(lambda: sum(route.core.held_tokens for route in list(routes)))
 
@@ -67,8 +67,8 @@ class DetokenizerInspection:
         return None
 
     def _hops(self) -> Iterator[HopView]:
-        for tokens, key in list(self._calls.items()):
-            yield tokens.hop.view("tokens", tokens.address, hello=tokens.peer, route=key)
+        for tokens in self._streams():
+            yield tokens.hop.view("tokens", tokens.address, hello=tokens.peer, route=tokens.route)
 
 
 def _choice(sequence: Sequence) -> ChoiceView:

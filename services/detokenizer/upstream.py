@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc.aio
@@ -19,17 +19,23 @@ from services.runtime.clock import Clock
 from services.runtime.errors import TailraceError, Unavailable, from_rpc_error
 from tailrace.v1 import scheduler_pb2, scheduler_pb2_grpc
 
+RETRIED_WITHIN_S = 2.0
+"""A tokenizer that lost a stream asks for it again by then: it pauses for a second at most."""
+
 Call = grpc.aio.UnaryStreamCall[Any, scheduler_pb2.StreamTokensResponse]
 
 
 class Schedulers:
-    """Channels to the schedulers, one per address, opened when first asked for."""
+    """Channels to the schedulers, one per address, opened when first asked for; and the streams of each."""
 
     def __init__(self, clock: Clock) -> None:
-        self.calls: dict[TokenStream, RouteKey] = {}
         self._clock = clock
         self._channels: dict[str, grpc.aio.Channel] = {}
-        self._hops: dict[tuple[str, str], Hop] = {}
+        self._newest: dict[tuple[str, str], TokenStream] = {}
+
+    def streams(self) -> Sequence[TokenStream]:
+        """The newest one of each tokenizer from each scheduler: open, or lost so lately that it is about to be."""
+        return [stream for stream in self._newest.values() if self._lives(stream)]
 
     @asynccontextmanager
     async def stream_tokens(
@@ -39,27 +45,27 @@ class Schedulers:
         channel = self._channels.get(address) or self._channels.setdefault(address, connect(address))
         stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
         request = scheduler_pb2.StreamTokensRequest(route=route)
-        async with open_stream(lambda: stub.StreamTokens(request)) as call:
-            with self._shown(address, route) as hop:
-                tokens = TokenStream(address, call, suspect_s, hop)
-                self.calls[tokens] = route_from_wire(route)
-                try:
-                    yield tokens
-                finally:
-                    del self.calls[tokens]
-
-    @contextmanager
-    def _shown(self, address: str, route: scheduler_pb2.RouteKey) -> Iterator[Hop]:
-        """A hop that is made again and again, and never comes up, is down since the first time."""
         key = address, route.tokenizer
-        hop = self._hops.setdefault(key, Hop(self._clock, "its hello is awaited"))
+        async with open_stream(lambda: stub.StreamTokens(request)) as call:
+            tokens = TokenStream(address, route_from_wire(route), call, suspect_s, self._hop(key))
+            self._newest[key] = tokens
+            try:
+                yield tokens
+            finally:
+                tokens.ended_at = self._clock.now()
+                if tokens.hop.up and self._newest[key] is tokens:  # let go, not lost
+                    del self._newest[key]
+
+    def _hop(self, key: tuple[str, str]) -> Hop:
+        """A hop that is made again and again, and never comes up, is down since the first time."""
+        self._newest = {key: stream for key, stream in self._newest.items() if self._lives(stream)}
+        before = self._newest.get(key)
+        hop = Hop(self._clock, "its hello is awaited") if before is None or before.hop.up else before.hop
         hop.called()
-        try:
-            yield hop
-        finally:
-            if hop.up:
-                # A tokenizer that was restarted may have called before its old call was seen to end: one hop for both.
-                self._hops.pop(key, None)
+        return hop
+
+    def _lives(self, stream: TokenStream) -> bool:
+        return stream.ended_at is None or self._clock.now() - stream.ended_at < RETRIED_WITHIN_S
 
     async def close(self) -> None:
         """Closes all channels."""
@@ -70,10 +76,12 @@ class Schedulers:
 class TokenStream:
     """A token stream that has been asked for. Whatever goes wrong is said with the scheduler's address."""
 
-    def __init__(self, address: str, call: Call, suspect_s: float, hop: Hop) -> None:
+    def __init__(self, address: str, route: RouteKey, call: Call, suspect_s: float, hop: Hop) -> None:
         self.address = address
+        self.route = route
         self.hop = hop
         self.peer: Hello | None = None
+        self.ended_at: float | None = None
         self._call = call
         self._suspect_s = suspect_s
 
@@ -105,6 +113,7 @@ class TokenStream:
             self.hop.lost(refusal.message)
             raise self._named(refusal) from error
         if not isinstance(response, scheduler_pb2.StreamTokensResponse):  # gRPC's mark of an end with status OK
+            self.hop.lost("it ended the stream")
             raise Unavailable(f"scheduler {self.address} ended the stream")
         self.hop.heard(response.news_us)
         return response

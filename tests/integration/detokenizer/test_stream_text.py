@@ -219,6 +219,38 @@ async def test_a_scheduler_silent_for_two_seconds_ends_the_call_saying_so(detoke
     await call.ended.wait()
 
 
+async def test_a_lost_stream_is_shown_as_down_until_it_is_asked_for_again(detokenizer: Detokenizer) -> None:
+    text, call = await detokenizer.open_route()
+    async with connect(f"127.0.0.1:{detokenizer.ports.admin}") as channel:
+        inspection = admin_pb2_grpc.InspectionServiceStub(channel)
+
+        async def hop() -> admin_pb2.HopView:
+            (only,) = (await inspection.ListRequests(admin_pb2.ListRequestsRequest())).process.hops
+            return only
+
+        assert (await hop()).up
+        call.refuse(grpc.StatusCode.UNAVAILABLE)
+        await error_of(text)
+        lost = await hop()
+        assert (lost.up, lost.why_not, lost.route.generation) == (False, "told to refuse", 1)
+        text = detokenizer.open(generation=2)
+        call = await detokenizer.scheduler.calls.get()
+        again = await hop()
+        assert (again.up, again.route.generation, again.calls) == (False, 2, 2)
+        assert again.since_ms >= lost.since_ms
+        text.cancel()
+        await call.ended.wait()
+
+
+async def test_a_stream_that_is_let_go_is_no_longer_shown(detokenizer: Detokenizer) -> None:
+    text, call = await detokenizer.open_route()
+    text.cancel()
+    await call.ended.wait()
+    async with connect(f"127.0.0.1:{detokenizer.ports.admin}") as channel:
+        inspection = admin_pb2_grpc.InspectionServiceStub(channel)
+        assert not (await inspection.ListRequests(admin_pb2.ListRequestsRequest())).process.hops
+
+
 async def test_a_scheduler_with_another_tokenizer_is_refused_by_name(detokenizer: Detokenizer) -> None:
     text = detokenizer.open()
     call = await detokenizer.scheduler.calls.get()
