@@ -106,9 +106,7 @@ def test_int8_attention_is_that_of_rounded_keys_and_values(kernels: str, name: s
     case = CASES[name]
     query, keys, values = tensors(case)
     expected = reference(case, query, eight_bits(keys), eight_bits(values))
-    torch.testing.assert_close(
-        attention(kernels, Format.INT8, case, query, keys, values), expected, rtol=0, atol=5e-4
-    )
+    torch.testing.assert_close(attention(kernels, Format.INT8, case, query, keys, values), expected, rtol=0, atol=5e-4)
 
 
 @pytest.mark.parametrize("stored", [Format.FP32, Format.INT8])
