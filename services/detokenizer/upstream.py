@@ -53,7 +53,7 @@ class Schedulers:
                 yield tokens
             finally:
                 tokens.ended_at = self._clock.now()
-                if tokens.hop.up and self._newest[key] is tokens:  # let go, not lost
+                if tokens.hop.up and self._newest.get(key) is tokens:  # let go, not lost
                     del self._newest[key]
 
     def _hop(self, key: tuple[str, str]) -> Hop:
