@@ -50,7 +50,7 @@ def _many(seeds: range, jobs: int) -> int:
     counts = no_transition_yet()
     failures: dict[int, str] = {}
     started, done = time.monotonic(), 0
-    for number, chunk_counts, chunk_failures in _chunks(seeds, jobs):
+    for number, chunk_counts, chunk_failures in run_chunks(seeds, jobs):
         done += number
         counts.update(chunk_counts)
         failures |= chunk_failures
@@ -65,16 +65,17 @@ def _many(seeds: range, jobs: int) -> int:
     return 1 if failures else 0
 
 
-def _chunks(seeds: range, jobs: int) -> Iterator[tuple[int, Counter[str], dict[int, str]]]:
+def run_chunks(seeds: range, jobs: int) -> Iterator[tuple[int, Counter[str], dict[int, str]]]:
+    """The seeds in so many processes: of each chunk, as it is done, what `_run_chunk` tells."""
     chunks = [seeds[start : start + CHUNK] for start in range(0, len(seeds), CHUNK)]
     if jobs == 1:
-        yield from map(run_seeds, chunks)
+        yield from map(_run_chunk, chunks)
         return
     with multiprocessing.get_context("spawn").Pool(jobs, maxtasksperchild=50) as pool:
-        yield from pool.imap_unordered(run_seeds, chunks)
+        yield from pool.imap_unordered(_run_chunk, chunks)
 
 
-def run_seeds(seeds: range) -> tuple[int, Counter[str], dict[int, str]]:
+def _run_chunk(seeds: range) -> tuple[int, Counter[str], dict[int, str]]:
     """How many they are, what they reached, and which broke a promise."""
     counts: Counter[str] = Counter()
     failures: dict[int, str] = {}
