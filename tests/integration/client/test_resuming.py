@@ -135,7 +135,7 @@ async def test_a_reader_who_cancels_while_it_waits_is_not_kept(server: ScriptedS
             await asyncio.sleep(0.005)
     stream.cancel()
     with pytest.raises(StreamCut, match="cancelled"):
-        await asyncio.wait_for(reading, 1)
+        await asyncio.wait_for(reading, 10)
 
 
 async def test_the_next_address_is_asked_when_one_dies(server: ScriptedServer) -> None:

@@ -309,7 +309,7 @@ async def test_a_client_that_closes_its_connection_is_released_at_once(
             await (await call).close()
         else:
             call.cancel()
-        await asyncio.wait_for(tokenizer.opened[0].released.wait(), 1)
+        await asyncio.wait_for(tokenizer.opened[0].released.wait(), 10)
     assert tokenizer.opened[0].end == 2
     await wait_until(lambda: gateway.gateway.open_requests() == 0)
 

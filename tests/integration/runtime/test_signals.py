@@ -109,7 +109,7 @@ async def test_past_the_bound_open_streams_end_with_an_event_and_the_bound_is_ke
         code, log = await child.exit()
     assert rest == [[b"aborted"]] * 50
     assert code == 0
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 20
     (left,) = [line for line in log if line["message"] == "stopping with open requests"]
     assert left["open_requests"] == 50
 
@@ -135,7 +135,7 @@ async def test_an_idle_process_ends_quickly() -> None:
         begun = time.monotonic()
         child.signal()
         assert (await child.exit())[0] == 0
-        assert time.monotonic() - begun < 3
+        assert time.monotonic() - begun < 10
 
 
 def test_a_signal_during_a_long_start_ends_it_at_once_and_cleanly() -> None:

@@ -47,4 +47,4 @@ async def test_draining_refuses_new_requests_and_waits_for_the_open_ones() -> No
     await asyncio.sleep(0)
     assert not waiting.done()
     limits.release("")
-    await asyncio.wait_for(waiting, 1)
+    await asyncio.wait_for(waiting, 10)
