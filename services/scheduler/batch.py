@@ -82,7 +82,7 @@ class Plan:
 class Batch:
     """The waiting and the running sequences, and the blocks they hold."""
 
-    def __init__(self, cache: PrefixCache, limits: Limits) -> None:
+    def __init__(self, cache: PrefixCache, limits: Limits, draft_tokens: int = 0) -> None:
         self.cache = cache
         self.block_size = cache.block_size
         self.waiting = Waiting()
@@ -90,6 +90,8 @@ class Batch:
         self.decoding: dict[SequenceKey, Sequence] = {}
         self.preemptions = 0
         self._limits = limits
+        # A full draft, the token behind it, and as much again: the step before may have brought as many.
+        self._ahead = 2 * draft_tokens + 1 if draft_tokens else 0
         self._closes: list[SequenceKey] = []
         self._turn = 0
 
@@ -197,7 +199,7 @@ class Batch:
 
     def _fill(self, plan: Plan, decodes: list[Sequence]) -> None:
         plan.closes, self._closes = self._closes, []
-        for sequence in sorted((s for s in decodes if s.planned >= s.room), key=lambda s: s.rank):
+        for sequence in sorted(self._short(decodes), key=lambda s: s.rank):
             sequence.add_blocks(self.cache.take(1), self.block_size)
             plan.grown.append(sequence)
         plan.slices = self._decode(decodes)
@@ -207,6 +209,16 @@ class Batch:
         self.extend(plan)
         if plan.slices:
             self._turn ^= 1
+
+    def _short(self, decodes: list[Sequence]) -> list[Sequence]:
+        """Those that get a block: for the next position, and for drafts while blocks abound.
+
+        Nobody has to wait, or is preempted, so that others may guess.
+        """
+        if self.cache.available <= 2 * len(decodes):
+            return [s for s in decodes if s.planned >= s.room]
+        ahead = self._ahead
+        return [s for s in decodes if s.planned + ahead >= s.room and (s.planned >= s.room or s.room < s.most)]
 
     def _decode(self, sequences: list[Sequence]) -> list[Slice]:
         """Their slices of this turn, each for the position that follows; runs once per sequence and step."""

@@ -57,7 +57,7 @@ class SchedulerCore:
         self.stepped_at = 0.0
         pool = BlockPool(info.total_blocks)
         self.cache = PrefixCache(pool, info.block_size, enabled=limits.prefix_cache)
-        self.batch = Batch(self.cache, limits)
+        self.batch = Batch(self.cache, limits, info.draft_tokens)
         self.known = Attempts(Tombstones(ttl_s=limits.tombstone_ttl_s, max_count=limits.max_tombstones))
         self._ownership = Ownership(limits.lease_grace_s)
         self._rate = EndRate()

@@ -48,7 +48,7 @@ class Attempt:
 class Sequence:
     """One sequence: its rules, its log, and what it holds while it runs. `rank` is its place in the order of service.
 
-    `limit` is the most output tokens it may have. `stop_ids` end it, except below `min_tokens`. The leading ones of its
+    `limit` is the most output tokens it may have, `most` the most positions that are computed for it. `stop_ids` end it, except below `min_tokens`. The leading ones of its
     `blocks` are shared, as the prefix cache's `path` says; `room` is how many positions they hold. Steps in flight read
     the list of blocks, so another one takes its place instead of a change to it. `pending` are the ids that prefill
     computes, of which `computed` are done. `planned` positions and `planned_output` tokens are done, or will be when
@@ -77,10 +77,12 @@ class Sequence:
     changed_at: float = 0.0
     admitted_at: float = 0.0
     first_token_at: float = 0.0
+    most: int = field(init=False)
     decodes: tuple[Slice, Slice] = field(init=False)
     suppressed_output: int = field(init=False)
 
     def __post_init__(self) -> None:
+        self.most = len(self.attempt.submission.prompt_ids) + self.limit - 1
         self.decodes = self._empty_slice(), self._empty_slice()
         self.suppressed_output = self.min_tokens if self.spec.suppressible_ids else 0
 

@@ -21,7 +21,7 @@ class EngineInfo:
 
     `context_length` and `vocab_size` are in tokens, `total_blocks` counts KV blocks of `block_size` tokens each.
     `step_tokens` is how long a step had better be at most: everybody's next token waits for it, and a shorter one than
-    the device can fill wastes time.
+    the device can fill wastes time. At most `draft_tokens` ids are guessed behind a decode's own.
     """
 
     model_id: str
@@ -31,6 +31,7 @@ class EngineInfo:
     total_blocks: int
     eos_token_ids: tuple[int, ...]
     step_tokens: int = 512
+    draft_tokens: int = 0
 
 
 class Guide(Protocol):

@@ -199,6 +199,7 @@ def load_cpu_engine(config: CpuEngineConfig) -> CpuEngine:
         total_blocks=blocks,
         eos_token_ids=model_config.eos_token_ids,
         step_tokens=STEP_TOKENS,
+        draft_tokens=config.draft_tokens,
     )
     report = CpuEngineReport(
         architecture=model_config.architecture,

@@ -110,6 +110,7 @@ class FakeEngine:
             block_size=config.block_size,
             total_blocks=config.total_blocks,
             eos_token_ids=config.eos_token_ids,
+            draft_tokens=config.draft_tokens,
         )
 
     @property

@@ -209,3 +209,28 @@ def test_a_continuation_goes_before_prompts_that_came_before_it_and_wait() -> No
     while driver.core.has_work:
         admitted += [sequence.log.attempt_id for sequence in driver.step().admitted]
     assert admitted == [3, 2]
+
+
+def test_while_blocks_abound_no_draft_is_cut_short_even_in_a_step_planned_ahead() -> None:
+    driver = Driver(draft_tokens=7, block_size=16, total_blocks=100)
+    for attempt_id in (1, 2, 3):
+        driver.submit(attempt_id, range(20, 25 + attempt_id), max_tokens=100)
+    driver.step()
+    most = {driver.sequence(attempt_id).log.key: 5 + attempt_id + 100 - 1 for attempt_id in (1, 2, 3)}
+    while driver.core.has_work:
+        plan = driver.begin()
+        driver.look_ahead()
+        driver.finish()
+        for part in plan.slices:
+            assert part.draft_room(16) >= min(7, most[part.key] - part.start - 2)
+            assert len(part.block_table) <= -(-most[part.key] // 16)
+    driver.assert_idle()
+
+
+@pytest.mark.parametrize(("total_blocks", "held"), [(3, 1), (4, 2)])
+def test_no_block_is_held_for_guesses_where_they_are_scarce(total_blocks: int, held: int) -> None:
+    driver = Driver(draft_tokens=7, block_size=8, total_blocks=total_blocks)
+    driver.submit(1, max_tokens=20)
+    driver.step()
+    (part,) = driver.step().slices
+    assert len(part.block_table) == held
