@@ -48,14 +48,15 @@ class Attempt:
 class Sequence:
     """One sequence: its rules, its log, and what it holds while it runs. `rank` is its place in the order of service.
 
-    `limit` is the most output tokens it may have, `most` the most positions that are computed for it. `stop_ids` end it, except below `min_tokens`. The leading ones of its
-    `blocks` are shared, as the prefix cache's `path` says; `room` is how many positions they hold. Steps in flight read
-    the list of blocks, so another one takes its place instead of a change to it. `pending` are the ids that prefill
-    computes, of which `computed` are done. `planned` positions and `planned_output` tokens are done, or will be when
-    the steps in flight are. `decodes` are the slices it decodes with, one for every other step, of which two may be in
-    flight: a step's slice differs from the last one's by a token, and building a new one per token would cost more than
-    the rest of planning. `changed_at` is when it came, or ended; `admitted_at` and `first_token_at` are the starts of
-    the step that first ran it and of its output, 0 before.
+    `limit` is the most output tokens it may have, `most` the most positions that are computed for it. `stop_ids` end
+    it, except below `min_tokens`. The leading ones of its `blocks` are shared, as the prefix cache's `path` says;
+    `room` is how many positions they hold. Steps in flight read the list of blocks, so another one takes its place
+    instead of a change to it. `pending` are the ids that prefill computes, of which `computed` are done. `planned`
+    positions and `planned_output` tokens are done, or will be when the steps in flight are. `decodes` are the slices it
+    decodes with, one for every other step, of which two may be in flight: a step's slice differs from the last one's by
+    a token, and building a new one per token would cost more than the rest of planning. `changed_at` is when it came,
+    or ended; `admitted_at` and `first_token_at` are the starts of the step that first ran it and of its output, 0
+    before.
     """
 
     attempt: Attempt
