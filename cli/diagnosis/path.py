@@ -50,6 +50,12 @@ LINKS = {
         "the scheduler emits and the detokenizer does not receive",
         NETWORK,
     ),
+    ("sent", "merged"): Link(
+        "NOT_RECEIVED",
+        "scheduler → detokenizer → tokenizer",
+        "the scheduler emits and no detokenizer has the request: its route is gone",
+        NETWORK,
+    ),
     ("received", "detokenized"): Link(
         "HELD_BACK",
         "detokenizer",

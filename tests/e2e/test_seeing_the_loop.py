@@ -78,6 +78,7 @@ async def test_tokens_that_the_detokenizer_does_not_get_are_named_with_their_req
             diagnosis = await examine(wired.addresses)
             stuck = {finding.link for finding in diagnosis.findings if finding.severity is Severity.STUCK}
             assert stuck == {"scheduler → detokenizer"}, shown(diagnosis)
+        await wired.until_found("HOP_DOWN", request="stuck-1")
         wired.to_scheduler.mend()
 
 

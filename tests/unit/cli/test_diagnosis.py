@@ -133,6 +133,10 @@ def ended(caller: str, waits_for: str) -> Callable[[World], object]:
         (lambda w: w.hop("gateway", hello=Hello(epoch=99)), "UNKNOWN_PEER", "tokenizer → gateway"),
         (lambda w: w.at("scheduler", log=15, cursor=12), "NOT_SENT", "scheduler → detokenizer → tokenizer"),
         (lambda w: w.at("scheduler", log=15, cursor=15), "NOT_RECEIVED", "scheduler → detokenizer"),
+        pytest.param(
+            lambda w: w.at("scheduler", log=15, cursor=15).requests.update(detokenizer=[]), "NOT_RECEIVED",
+            "scheduler → detokenizer → tokenizer", id="no detokenizer has it",
+        ),
         (lambda w: w.at("scheduler", log=15, cursor=15).at("detokenizer", log=15), "HELD_BACK", "detokenizer"),
         (lambda w: w.at("detokenizer", log=12, cursor=12), "TEXT_NOT_RECEIVED", "detokenizer → tokenizer"),
         (lambda w: w.told(8).at("gateway", log=8, cursor=8), "EVENTS_NOT_SENT", "tokenizer → gateway"),
@@ -161,6 +165,13 @@ def test_each_stall_is_named_by_its_link(change: Callable[[World], object], code
     assert (first.code, first.link) == (code, link)
     assert first.what
     assert first.advice
+
+
+def test_a_hop_that_is_down_names_the_requests_that_no_detokenizer_has() -> None:
+    world = World().at("scheduler", log=15, cursor=15).hop("detokenizer", up=False, why_not="silent", since_ms=900)
+    world.requests.update(detokenizer=[])
+    [finding] = diagnose(world.seen(), world.seen())
+    assert (finding.code, finding.link, list(finding.requests)) == ("HOP_DOWN", "scheduler → detokenizer", ["r"])
 
 
 def test_a_hop_that_brings_what_is_old_is_busy_and_not_stuck() -> None:
