@@ -45,3 +45,7 @@ class Outbox(Generic[Key]):
     def take_replay(self) -> Key | None:
         """The next sequence to be replayed, one at a time, so that live ones come between."""
         return self._replay.popleft() if self._replay else None
+
+    def put_back(self, key: Key) -> None:
+        """A sequence of whose replay there is more."""
+        self._replay.appendleft(key)

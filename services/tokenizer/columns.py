@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from services.protocol.answer import NO_OFFSETS, AnswerLog, ChoiceLog, Offsets
 from services.protocol.events import Finish, TokenInfo, Usage
+from services.protocol.sender import MAX_BATCH_BYTES
 from services.tokenizer.entry import Cut
 
 MAX_ROW_TOKENS = 2048
@@ -61,6 +62,11 @@ class EventColumns:
     def weight_bytes(self) -> int:
         """About how large the message is."""
         return len(self.token_ids) * _TOKEN_WEIGHT + self.info_bytes
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the rest is for the next message."""
+        return self.weight_bytes >= MAX_BATCH_BYTES
 
     def add_tokens(self, tokens: Sequence[TokenInfo]) -> None:
         """Token-level output of the row that is about to be added."""
@@ -117,20 +123,28 @@ class StreamCursor:
         """Tokens of a choice that were sent."""
         return self._choices[choice].token_offset
 
-    def take_into(self, columns: EventColumns) -> None:
-        """Puts everything beyond the cursor into the columns, and moves the cursor past it."""
+    def take_into(self, columns: EventColumns) -> bool:
+        """Puts what is beyond the cursor into the columns, and moves the cursor past it; whether they hold no more.
+
+        Columns that are full at the beginning are not asked for, so it always gets on.
+        """
         for choice, cursor in enumerate(self._choices):
             log = cursor.log
             if cursor.finished or (self._whole and log.finish is None):
                 continue
+            if choice and columns.is_full:
+                return True
             if cursor.token_offset < len(log.token_ids) or cursor.text_offset < log.text_length:
                 cursor.take_into(columns, self._stream_id, choice)
+                if cursor.token_offset < len(log.token_ids):
+                    return True
             if log.finish is not None:
                 cursor.finished = True
                 columns.finishes.append((self._stream_id, log.finish))
         if self._log.usage is not None and not self._completed:
             self._completed = True
             columns.completions.append((self._stream_id, self._log.usage))
+        return False
 
 
 class _ChoiceCursor:
@@ -148,6 +162,8 @@ class _ChoiceCursor:
 
     def take_into(self, columns: EventColumns, stream_id: int, choice: int) -> None:
         log = self.log
+        if log.tokens and not self._take_rows(columns, stream_id, choice):
+            return
         start, text_start, piece = self.token_offset, self.text_offset, self.piece
         self.token_offset, self.text_offset, self.piece = len(log.token_ids), log.text_length, len(log.pieces)
         if self.token_offset == start + 1 and self.piece == piece + 1 and not log.tokens and not self.skip:
@@ -156,16 +172,15 @@ class _ChoiceCursor:
         text = "".join(log.pieces[piece:])[self.skip :]
         self.skip = 0
         if log.tokens:
-            start = self._take_tokens(columns, stream_id, choice, start, text_start)
+            columns.add_tokens(log.tokens[start:])
         columns.add_row(stream_id, choice, start, log.token_ids[start:], text_start, text)
 
-    def _take_tokens(self, columns: EventColumns, stream_id: int, choice: int, start: int, text_start: int) -> int:
-        """Token-level output in rows of bounded size; the text comes with the last one. Returns where that starts."""
+    def _take_rows(self, columns: EventColumns, stream_id: int, choice: int) -> bool:
+        """All rows of token-level output but the last one, with which the text comes; whether that one has room too."""
         log = self.log
-        while self.token_offset - start > MAX_ROW_TOKENS:
-            end = start + MAX_ROW_TOKENS
+        while len(log.token_ids) - self.token_offset > MAX_ROW_TOKENS and not columns.is_full:
+            start = self.token_offset
+            end = self.token_offset = start + MAX_ROW_TOKENS
             columns.add_tokens(log.tokens[start:end])
-            columns.add_row(stream_id, choice, start, log.token_ids[start:end], text_start, "")
-            start = end
-        columns.add_tokens(log.tokens[start:])
-        return start
+            columns.add_row(stream_id, choice, start, log.token_ids[start:end], self.text_offset, "")
+        return not columns.is_full

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from services.protocol.answer import NO_OFFSETS, Offsets
 from services.protocol.outbox import Outbox
-from services.protocol.sender import MAX_BATCH_BYTES, Sender
+from services.protocol.sender import Sender
 from services.runtime.error_tree import AlreadyExists, InvalidRequest, Superseded, Unavailable
 from services.tokenizer.columns import EventColumns, StreamCursor
 from services.tokenizer.entry import Entry
@@ -47,15 +47,15 @@ class GatewayStream:
         """Tokens of a choice that were sent."""
         return self.cursor.token_offset(choice)
 
-    def take_into(self, columns: EventColumns) -> None:
-        """What is new of the answer, or, once, that it was cut; nothing follows that."""
+    def take_into(self, columns: EventColumns) -> bool:
+        """What is new of the answer, or, once, that it was cut; nothing follows that. True where it did not fit."""
         if self._cut:
-            return
+            return False
         if self.entry.cut is None:
-            self.cursor.take_into(columns)
-        else:
-            self._cut = True
-            columns.cuts.append((self.stream_id, self.entry.cut))
+            return self.cursor.take_into(columns)
+        self._cut = True
+        columns.cuts.append((self.stream_id, self.entry.cut))
+        return False
 
     def rewind(self) -> None:
         """Back to where it began, for a new call."""
@@ -162,11 +162,14 @@ class GatewayCall:
         columns = EventColumns()
         live = iter(self._outbox.take_live())
         for stream in live:
-            stream.take_into(columns)
-            if columns.weight_bytes >= MAX_BATCH_BYTES:
-                self._outbox.mark_all(live)
-        while columns.weight_bytes < MAX_BATCH_BYTES and (replayed := self._outbox.take_replay()) is not None:
-            replayed.take_into(columns)
+            has_more = stream.take_into(columns)
+            if columns.is_full:
+                self._outbox.mark_all(live)  # the others come first
+            if has_more:
+                self._outbox.mark(stream)
+        while not columns.is_full and (replayed := self._outbox.take_replay()) is not None:
+            if replayed.take_into(columns):
+                self._outbox.put_back(replayed)
         if not columns and self._closing:
             raise Unavailable("the tokenizer is stopping")
         return columns or None

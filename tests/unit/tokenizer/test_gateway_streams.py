@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from services.protocol.events import TokenInfo, TopLogprob
+from services.protocol.answer import AnswerLog
+from services.protocol.events import Finish, FinishReason, TokenInfo, TopLogprob, Usage
 from services.protocol.sender import MAX_BATCH_BYTES
 from services.runtime.error_tree import AlreadyExists, InvalidRequest, Superseded, Unavailable
 from services.tokenizer.columns import EventColumns
 from services.tokenizer.entry import Entry
 from services.tokenizer.gateway_streams import MAX_BURIED, GatewayCall, Gateways, Readiness
+from services.tokenizer.wire import event_batch_to_wire
 from tests.unit.tokenizer.world import World
 
 
@@ -34,6 +36,17 @@ class Book:
             tokens = [TokenInfo(5, b"x", -1.0, (TopLogprob(5, -1.0, b"x"),) * 20)] if infos else []
             caller.entry.log.choices[0].append(at, [5], at, char, tokens)
         return caller.entry
+
+    def large_entry(self, n: int, tokens: int) -> Entry:
+        """A whole answer of `n` choices, with all alternatives of each token."""
+        entry = self.entry("large")
+        entry.log = AnswerLog(n)
+        info = TokenInfo(49151, b"token", -1.25, (TopLogprob(49151, -1.25, b"token"),) * 20)
+        for choice, log in enumerate(entry.log.choices):
+            log.append(0, [49151] * tokens, 0, "token" * tokens, [info] * tokens)
+            entry.log.finish(Finish(choice, FinishReason.LENGTH, tokens))
+        entry.log.complete(Usage(1, 0, n * tokens))
+        return entry
 
 
 @pytest.fixture
@@ -157,6 +170,38 @@ async def test_a_message_stays_near_its_bound_and_the_rest_comes_in_the_next(boo
         messages += 1
     assert messages > 1
     assert seen == [(stream_id, 0, "x" * 600) for stream_id in range(8)]
+
+
+@pytest.mark.parametrize("replayed", [False, True])
+async def test_one_answer_larger_than_a_message_comes_in_several_and_holds_no_other_up(
+    book: Book, replayed: bool
+) -> None:
+    # With all alternatives it may be larger than the transport takes: the call would end, again and again.
+    choices, tokens = 128, 60
+    large = book.large_entry(choices, tokens)
+    call, gateway = book.connect(1), book.gateways.get(1)
+    gateway.add(1, large)
+    gateway.add(2, book.entry("small", "ab"))
+    if replayed:
+        call = book.connect(1)
+    else:
+        gateway.streams[2].mark()
+    rows: dict[int, list[int]] = {}
+    messages: list[EventColumns] = []
+    while (columns := call.take()) is not None:
+        assert isinstance(columns, EventColumns)
+        assert event_batch_to_wire(columns).ByteSize() < 1.5 * MAX_BATCH_BYTES
+        for stream_id, choice, count in zip(columns.stream_ids, columns.choices, columns.token_counts, strict=True):
+            if stream_id == 1:
+                rows.setdefault(choice, []).append(count)
+        messages.append(columns)
+    assert {choice: sum(counts) for choice, counts in rows.items()} == dict.fromkeys(range(choices), tokens)
+    assert [choice for columns in messages for _, finish in columns.finishes for choice in [finish.choice]] == list(
+        range(choices)
+    )
+    assert [len(columns.completions) for columns in messages] == [0] * (len(messages) - 1) + [1]
+    if not replayed:
+        assert 2 in messages[1].stream_ids
 
 
 def _taken(columns: EventColumns | Readiness | None) -> list[tuple[int, int, str]]:
