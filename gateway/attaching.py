@@ -40,7 +40,7 @@ class Attaching:
         """
         resume = _resume_request(stream.request_id, resume_token, offsets)
         links = self._router.in_order(stream.tenant, stream.request_id)
-        if len(links) > 1 and await self._at_its_owner(stream, resume, links):
+        if not self._router.lone and await self._at_its_owner(stream, resume, links):
             return
         try:
             await self._at(self._router.first_ready(links), stream, resume, only_here=False)

@@ -145,17 +145,20 @@ class RemoteRequests:
         return answer
 
     async def abort(self, request_id: str, *, tenant: str, wait_until_released: bool) -> AbortOutcome:
-        """Stops a request by its id, whichever tokenizer has it."""
+        """Stops a request by its id, whichever tokenizer has it: one that takes nothing new too."""
         links = self._router.in_order(tenant, request_id)
         request = tokenizer_pb2.TokenizerServiceAbortRequest(
             tenant=tenant, request_id=request_id, wait_until_released=wait_until_released, only_here=True
         )
-        if len(links) > 1:
-            for link in links:
-                if link.connected:
-                    outcome = AbortOutcome(await link.abort(request, timeout_s=UNARY_TIMEOUT_S))
-                    if outcome is not AbortOutcome.NOT_FOUND:
-                        return outcome
+        for link in links:
+            if self._router.lone or not link.connected:
+                continue
+            try:
+                outcome = AbortOutcome(await link.abort(request, timeout_s=UNARY_TIMEOUT_S))
+            except Unavailable:
+                continue  # if it has the request, the schedulers know of it
+            if outcome is not AbortOutcome.NOT_FOUND:
+                return outcome
         request.only_here = False
         return AbortOutcome(await self._router.first_ready(links).abort(request, timeout_s=UNARY_TIMEOUT_S))
 

@@ -33,6 +33,11 @@ class Router:
         """Why none can, in words; empty when one can."""
         return "" if self.ready else "; ".join(f"tokenizer {link.address}: {link.why}" for link in self.links)
 
+    @property
+    def lone(self) -> bool:
+        """Whether there is but one, which may be asked for anything: what it has not itself, it may claim."""
+        return len(self.links) == 1 and self.ready
+
     def changed(self) -> None:
         """A link has become ready, or is no longer."""
         if self.ready:

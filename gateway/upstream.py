@@ -165,8 +165,11 @@ class TokenizerLink:
         self.releases.add(stream_id, end)
 
     async def abort(self, request: tokenizer_pb2.TokenizerServiceAbortRequest, *, timeout_s: float) -> int:
-        """Stops a request by its id; the contract's AbortOutcome."""
-        return (await self._tokenizer.Abort(request, timeout=timeout_s)).outcome
+        """Stops a request by its id; the contract's AbortOutcome. Raises Unavailable when the link is lost."""
+        try:
+            return (await self._ask(self._tokenizer.Abort(request, timeout=timeout_s))).outcome
+        except InDoubt as doubt:
+            raise doubt.error from doubt
 
     async def _ask(self, call: Awaitable[Response]) -> Response:
         """A call's answer. Raises InDoubt when the link is lost before it: a process that hangs answers nothing."""

@@ -167,6 +167,7 @@ class ScriptedTokenizer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self.before_attach_answer: Callable[[], Awaitable[None]] | None = None
         self.refuse_attach: Callable[[tokenizer_pb2.AttachRequest], TailraceError | None] = lambda _: None
         self.attaches: list[tokenizer_pb2.AttachRequest] = []
+        self.before_abort: Callable[[], Awaitable[None]] | None = None
         self.heartbeats = True
         self.why_not = ""  # it has no route; told to the next event call
         self.streams: dict[int, ScriptedStream] = {}
@@ -226,6 +227,8 @@ class ScriptedTokenizer(tokenizer_pb2_grpc.TokenizerServiceServicer):
     async def Abort(
         self, request: tokenizer_pb2.TokenizerServiceAbortRequest, context: Context
     ) -> tokenizer_pb2.TokenizerServiceAbortResponse:
+        if self.before_abort is not None:
+            await self.before_abort()
         for stream in self.streams.values():
             if stream.body.request_id == request.request_id and stream.request.tenant == request.tenant:
                 for choice in range(stream.n):

@@ -17,7 +17,15 @@ from tailrace.v1 import generation_pb2
 from tests.integration.gateway.running_gateway import RunningGateway, running_gateway, wait_until
 from tests.integration.gateway.servicer import TOKEN, ScriptedStream, ScriptedTokenizer, serving
 from tests.integration.gateway.test_link import DELIVERED
-from tests.integration.gateway.test_strays import WORDS, go_on, make_ready, offsets, text_of, two_tokenizers
+from tests.integration.gateway.test_strays import (
+    WORDS,
+    go_on,
+    make_ready,
+    make_unready,
+    offsets,
+    text_of,
+    two_tokenizers,
+)
 
 
 def resume(*at: tuple[int, int, int], request_id: str = "r", token: bytes = TOKEN) -> generation_pb2.ResumeRequest:
@@ -94,6 +102,15 @@ async def test_an_unknown_request_is_refused_at_once(gateway: RunningGateway) ->
     assert refused.value.code() is grpc.StatusCode.NOT_FOUND
     assert gateway.metric("resumes_total", transport="grpc", outcome="refused") == 1
     assert gateway.gateway.open_requests() == 0
+
+
+async def test_the_only_tokenizer_serves_who_comes_back_when_it_takes_nothing_new(
+    gateway: RunningGateway, tokenizer: ScriptedTokenizer
+) -> None:
+    tokenizer.attach_script = go_on
+    await make_unready(tokenizer, gateway)
+    async with gateway.stub() as stub:
+        assert text_of(await read_all(stub.Resume(resume((0, 1, 4))))) == "".join(WORDS[1:])
 
 
 async def test_offsets_beyond_what_can_be_rebuilt_are_refused_at_once(

@@ -60,6 +60,14 @@ async def make_ready(tokenizer: ScriptedTokenizer, gateway: RunningGateway) -> N
     await wait_until(lambda: link.ready)
 
 
+async def make_unready(tokenizer: ScriptedTokenizer, gateway: RunningGateway) -> None:
+    """It goes on with what it has, and takes nothing new."""
+    tokenizer.why_not = "it is draining"
+    tokenizer.hang_up()
+    link = next(link for link in gateway.gateway.router.links if str(tokenizer.port) in link.address)
+    await wait_until(lambda: link.connected and link.why == tokenizer.why_not)
+
+
 def request(number: int = 0) -> generation_pb2.GenerateRequest:
     return generation_pb2.GenerateRequest(request_id=f"r-{number}", text="hi")
 
