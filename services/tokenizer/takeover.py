@@ -21,7 +21,7 @@ from services.tokenizer.claims import Held, Remains, remains_of
 from services.tokenizer.core import Ledger
 from services.tokenizer.effects import Effects
 from services.tokenizer.entry import Entry
-from services.tokenizer.upstream import SchedulerLink
+from services.tokenizer.upstream import CALL_TIMEOUT_S, SchedulerLink
 
 REBUILD_S = 5.0
 """How long a caller who comes back waits until what it has is rebuilt here; then it may ask again."""
@@ -71,9 +71,8 @@ class TakeOver:
         from each other again and again. None also for one that was aborted: its label is free.
         """
         try:
-            async with asyncio.timeout(DUPLICATE_LOOK_S):
-                found = await self._look(tenant, request.request_id)
-        except (TimeoutError, Unavailable):
+            found = await self._look(tenant, request.request_id, DUPLICATE_LOOK_S)
+        except Unavailable:
             return None
         # Of what is ours, our own ledger has told that it isn't live: it was aborted, and is on its way out.
         found = [one for one in found if not self._is_ours(one)]
@@ -143,9 +142,9 @@ class TakeOver:
         finally:
             entry.drop(waiting)
 
-    async def _look(self, tenant: str, request_id: str) -> list[Remains]:
+    async def _look(self, tenant: str, request_id: str, timeout_s: float = CALL_TIMEOUT_S) -> list[Remains]:
         """Asks all schedulers. Raises Unavailable when one that may have it does not answer, and no other has."""
-        asked = [link.find(tenant, request_id) for link in self._links.values()]
+        asked = [link.find(tenant, request_id, timeout_s) for link in self._links.values()]
         helds: list[Held] = []
         silent: TailraceError | None = None
         for answer in await asyncio.gather(*asked, return_exceptions=True):
