@@ -73,6 +73,8 @@ class DetokenizerServicer(detokenizer_pb2_grpc.DetokenizerServiceServicer):
         spans = SequenceSpans(self._tracer, self._clock, key, tokens.address) if traced else None
         route = Route(key, tokens, self._vocabulary, self._metrics, self.progress.set, spans)
         self.routes[route] = None
+        if not self._accepting():
+            route.drain()  # it began while this route was being opened
         try:
             await route.run(context.write)
         finally:

@@ -366,6 +366,21 @@ async def test_a_drain_is_told_once_to_every_route_and_is_over_when_they_have_mo
         await detokenizer.running
 
 
+async def test_a_route_that_is_being_opened_as_the_drain_begins_is_told_too(detokenizer: Detokenizer) -> None:
+    told, other = await detokenizer.open_route()
+    other.send(starts=[START], sequences=[1], token_offsets=[0], token_ids=ids("x"))
+    text = detokenizer.open(generation=2)
+    call = await detokenizer.scheduler.calls.get()
+    detokenizer.stop.set()
+    while (await told.read()).WhichOneof("payload") != "draining":
+        pass
+    call.hello(model_id="tiny", tokenizer_digest=DIGEST)
+    async with asyncio.timeout(5):
+        while (await text.read()).WhichOneof("payload") != "draining":
+            pass
+    other.send(sequences=[1], token_offsets=[1], token_counts=[3], token_ids=ids("END"))
+
+
 async def test_draining_does_not_wait_for_what_was_released_without_a_finish(detokenizer: Detokenizer) -> None:
     text, call = await detokenizer.open_route()
     call.send(starts=[START], sequences=[1], token_offsets=[0], token_ids=ids("x"))
