@@ -182,13 +182,15 @@ class RemoteRequests:
     ) -> RemoteAnswer:
         """Opens it at the first tokenizer that is ready; where that one is lost before it answers, at the next."""
         timeout_s = OPEN_TIMEOUT_S if deadline_s is None else min(deadline_s, OPEN_TIMEOUT_S)
+        arrived_at = self._clock.now()
         links = self._router.in_order(tenant, request.request_id) if named else self._router.by_load()
         refusal: Unavailable | None = None
         try:
             async with asyncio.timeout(timeout_s):
                 for link in [link for link in links if link.ready]:
+                    left_s = None if deadline_s is None else deadline_s - (self._clock.now() - arrived_at)
                     try:
-                        return await self._open_at(link, request, tenant, deadline_s, span, named=named)
+                        return await self._open_at(link, request, tenant, left_s, span, named=named)
                     except Unavailable as error:
                         refusal = error
         except TimeoutError:

@@ -270,11 +270,14 @@ async def test_an_open_whose_tokenizer_hangs_is_opened_at_the_next_one() -> None
 
         first.before_open, second.script = never, go_on
         await make_ready(second, gateway)
-        reading = asyncio.create_task(read(stub.Generate(generation_pb2.GenerateRequest(text="hi")), events := []))
+        call = stub.Generate(generation_pb2.GenerateRequest(text="hi"), timeout=20)
+        reading = asyncio.create_task(read(call, events := []))
         await asyncio.wait_for(asked.wait(), 5)
         first.heartbeats = False
         await reading
         assert text_of(events) == "".join(WORDS)
+        # What the first one took of the caller's time is gone: it was silent for two seconds before it was left.
+        assert second.opened[0].request.deadline_in_ms < 18_500
 
 
 async def test_what_the_first_tokenizer_had_begun_is_not_spliced_with_the_seconds_answer() -> None:
