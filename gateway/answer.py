@@ -8,7 +8,6 @@ from gateway.core import Stream
 from services.protocol.call_span import CallSpan
 from services.protocol.events import Completed, Delta, Finish, Started
 from services.protocol.sender import Wakeup
-from services.protocol.slow_readers import cancel_this_task
 
 
 class RemoteAnswer:
@@ -55,7 +54,6 @@ class RemoteAnswer:
 
     async def _batches(self) -> AsyncIterator[Sequence[Delta | Finish | Completed]]:
         stream = self.stream
-        self.evict = self.evict or cancel_this_task()
         while not stream.cursor.done:
             # A writer that comes back from a write waits for its moment too, though there may be news: see waker.py.
             # But a cut wakes once and nothing comes after it: whoever was behind takes the rest, and then the reason.

@@ -13,6 +13,7 @@ from typing import Any, Protocol, cast
 import grpc.aio
 
 from services.protocol.events import AbortOutcome, Completed, Delta, Finish, Started
+from services.protocol.slow_readers import Evictable, evictable
 from services.protocol.wire import event_to_wire
 from services.runtime.errors import answering
 from services.runtime.trace import TRACEPARENT, TRACESTATE, TraceContext, read_headers
@@ -22,7 +23,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 OpenPb = generation_pb2.GenerateRequest | generation_pb2.ChatRequest
 
 
-class Answer(Protocol):
+class Answer(Evictable, Protocol):
     """An accepted request, as one of its callers reads it."""
 
     @property
@@ -135,10 +136,11 @@ async def _stream(answer: Answer, context: Context) -> None:
     """Writes an answer to its caller. A cancelled call (the caller left) passes `finally` like every other end."""
     delivered = False
     try:
-        await context.write(event_to_wire(answer.started))
-        async for batch in answer.batches():
-            for event in batch:
-                await context.write(event_to_wire(event))
+        async with evictable(answer):
+            await context.write(event_to_wire(answer.started))
+            async for batch in answer.batches():
+                for event in batch:
+                    await context.write(event_to_wire(event))
         delivered = True
     finally:
         answer.close(delivered=delivered)

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable
+from contextlib import asynccontextmanager
 from math import inf
 from typing import Generic, Protocol, TypeVar
 
 from services.runtime.clock import Clock
+from services.runtime.error_tree import Unavailable
 from services.runtime.log import Logger
 
 CHECK_S = 1.0
 
 
-class Written(Hashable, Protocol):
+class Evictable(Protocol):
+    """An answer whose caller can be ended."""
+
+    evict: Callable[[], object] | None
+    """Ends a caller that takes nothing."""
+
+
+class Written(Evictable, Hashable, Protocol):
     """An answer that is being written to its caller."""
 
     takes: int
     """Batches handed to the caller's writer."""
     waiting: bool
     """The writer has written all it got and waits for more."""
-    evict: Callable[[], object] | None
-    """Ends a caller that takes nothing."""
 
     @property
     def request_id(self) -> str:
@@ -85,7 +92,15 @@ class SlowReaders(Generic[A]):
                 self._stuck[answer] = takes, since
 
 
-def cancel_this_task() -> Callable[[], object] | None:
-    """How the writer that asks can be ended from outside."""
-    task = asyncio.current_task()
-    return task.cancel if task else None
+@asynccontextmanager
+async def evictable(answer: Evictable) -> AsyncIterator[None]:
+    """Around the writing of an answer: its `evict` ends that, and raises what the caller finds if it reads on."""
+    writing, now = asyncio.timeout(None), asyncio.get_running_loop().time
+    answer.evict = lambda: writing.reschedule(now())
+    try:
+        async with writing:
+            yield
+    except TimeoutError:
+        if not writing.expired():
+            raise
+        raise Unavailable("the caller took nothing for too long while data waited", reason="SLOW_READER") from None

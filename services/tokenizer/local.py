@@ -11,7 +11,6 @@ from services.protocol.call_span import CallPb, CallSpan
 from services.protocol.events import AbortOutcome, Completed, Delta, Finish, Started
 from services.protocol.generation import OpenPb
 from services.protocol.sender import Wakeup
-from services.protocol.slow_readers import cancel_this_task
 from services.runtime.clock import Clock
 from services.runtime.error_tree import TailraceError, Unavailable
 from services.runtime.trace import TraceContext, Tracer
@@ -72,7 +71,6 @@ class LocalAnswer:
         return self._span.noting(self._batches())
 
     async def _batches(self) -> AsyncIterator[Sequence[Delta | Finish | Completed]]:
-        self.evict = cancel_this_task()
         while not self._cursor.done:
             if self._entry.cut is not None:
                 raise Unavailable(CUT_BECAUSE[self._entry.cut], reason="STREAM_CUT")

@@ -11,9 +11,9 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 
 from services.protocol.events import FinishReason
-from services.runtime.errors import InvalidRequest, Overloaded
+from services.runtime.errors import InvalidRequest, Overloaded, from_rpc_error
 from tailrace.v1 import common_pb2, generation_pb2
-from tests.integration.gateway.running_gateway import RunningGateway, wait_until
+from tests.integration.gateway.running_gateway import RunningGateway, running_gateway, wait_until
 from tests.integration.gateway.servicer import MODEL, ScriptedStream, ScriptedTokenizer
 
 CALLER_GONE = 2
@@ -191,3 +191,25 @@ def _violation(error: grpc.aio.AioRpcError) -> error_details_pb2.BadRequest.Fiel
                 if packed.Unpack(found):
                     return found.field_violations[0]
     raise AssertionError("no field violation")
+
+
+async def test_a_caller_who_took_nothing_for_too_long_and_reads_on_learns_that_its_stream_is_over(
+    tokenizer: ScriptedTokenizer,
+) -> None:
+    async def flood(stream: ScriptedStream) -> None:
+        for _ in range(200):
+            stream.say("x" * 100_000)
+            await asyncio.sleep(0)
+
+    tokenizer.script = flood
+    async with (
+        running_gateway(f"127.0.0.1:{tokenizer.port}", slow_reader_timeout_s=0.4) as gateway,
+        gateway.stub() as stub,
+    ):
+        call = stub.Generate(request())
+        await call.read()
+        await wait_until(lambda: gateway.metric("slow_readers_total"))
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            await asyncio.wait_for(_rest(call), 10)
+        assert from_rpc_error(ended.value).reason == "SLOW_READER"
+        assert gateway.gateway.open_requests() == 0

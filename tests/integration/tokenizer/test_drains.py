@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from services.detokenizer.app import DetokenizerApp
 from services.detokenizer.config import Config as DetokenizerConfig
 from services.runtime.app import Runtime
 from services.runtime.client import connect
+from services.runtime.errors import from_rpc_error
 from services.scheduler.app import SchedulerApp
 from services.scheduler.config import SchedulerConfig
 from services.tokenizer.app import TokenizerApp
@@ -168,4 +170,11 @@ async def test_a_direct_caller_who_takes_nothing_is_ended_and_its_neighbour_is_n
         await system.open(1000)
         assert len((await system.answers(1000))[0].ids[0]) == TOKENS
         await system.until_idle()
-        slow.cancel()
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            await asyncio.wait_for(_rest(slow), 10)
+        assert from_rpc_error(ended.value).reason == "SLOW_READER"
+
+
+async def _rest(call: Any) -> None:
+    while await call.read() is not grpc.aio.EOF:
+        pass
