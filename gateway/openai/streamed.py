@@ -90,7 +90,4 @@ async def together(jobs: Sequence[Coroutine[Any, Any, None]]) -> None:
             for job in jobs:
                 tasks.create_task(job)
     except ExceptionGroup as failures:
-        expected, others = failures.split(TailraceError)
-        if others is not None or expected is None:
-            raise
-        raise expected.exceptions[0] from None
+        raise failures.exceptions[0] from failures

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from gateway.openai.completions import CompletionsForm
 from gateway.openai.errors import RequestAborted, failure_of, parameter_of, reply_of
 from gateway.openai.json_text import json_text
 from gateway.openai.logprobs import CompletionLogprobs
+from gateway.openai.streamed import together
 from services.protocol.events import (
     Completed,
     Delta,
@@ -210,3 +212,22 @@ def test_completion_offsets_count_code_points_across_deltas() -> None:
     writer = CompletionLogprobs()
     assert writer.more(infos("aé".encode(), b"\xf0\x9f"))["text_offset"] == [0, 2]
     assert writer.more(infos(b"\x98\x80", b"b"))["text_offset"] == [2, 3]
+
+
+@pytest.mark.parametrize("failure", [ConnectionResetError("the caller left"), Unavailable("the stream was cut")])
+async def test_of_several_answers_the_first_failure_is_raised_as_it_is(failure: Exception) -> None:
+    # A caller who left is no bug of ours, however many answers were being written to it.
+    async def fail() -> None:
+        raise failure
+
+    ended = asyncio.Event()
+
+    async def go_on() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    with pytest.raises(type(failure)):
+        await together([go_on(), fail()])
+    assert ended.is_set()
