@@ -15,9 +15,10 @@ from services.protocol.sender import SUSPECT_S
 from services.protocol.views import HopView
 from services.runtime.client import connect, open_stream
 from services.runtime.clock import Clock
-from services.runtime.errors import Unavailable, from_rpc_error
+from services.runtime.errors import PreconditionFailed, Unavailable, from_rpc_error
 from services.runtime.log import get_logger
 from services.runtime.metrics import TokenizerMetrics
+from services.runtime.server import MAX_MESSAGE_BYTES
 from services.tokenizer.attempts import STALE_OWNER, Attempts
 from services.tokenizer.backoff import Backoff
 from services.tokenizer.claims import Claims, Held
@@ -137,8 +138,13 @@ class SchedulerLink:
         give_up_at = self._clock.now() + self._submit_timeout_s
         backoff = Backoff(0.05, 1.0)
         while True:
+            request = self._submission(attempt)
+            if (size := request.ByteSize()) > MAX_MESSAGE_BYTES:  # gRPC would call that full, which passes
+                too_large = PreconditionFailed(f"with its output so far it takes {size} bytes, more than a message has")
+                self._perform(self._attempts.submit_refused(attempt.attempt_id, too_large, self._clock.now()))
+                return
             try:
-                response = await self._scheduler.Submit(self._submission(attempt), timeout=CALL_TIMEOUT_S)
+                response = await self._scheduler.Submit(request, timeout=CALL_TIMEOUT_S)
             except grpc.aio.AioRpcError as error:
                 now = self._clock.now()
                 if not _unanswered(error):
