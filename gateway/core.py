@@ -143,6 +143,11 @@ class Stream:
         """Whether no tokenizer serves it."""
         return self.phase is StreamPhase.STRANDED
 
+    @property
+    def over(self) -> bool:
+        """Whether it was ended or cut off here: its tokenizer may go on, and nothing of that concerns its caller."""
+        return self.ended_here or self.cut is not None
+
     def strand(self) -> bool:
         """Its tokenizer is lost; True when that leaves it without one, False where nothing is missing any more."""
         if self.phase is not StreamPhase.OPEN:
@@ -164,18 +169,20 @@ class Stream:
 
     def finish(self, finish: Finish) -> None:
         """A choice ended. Raises IntegrityError when it had ended otherwise."""
-        self.log.finish(finish)
+        if not self.over:
+            self.log.finish(finish)
 
     def complete(self, usage: Usage) -> None:
         """The request ended. Raises IntegrityError when it can't have, or ended otherwise before."""
+        if self.over:
+            return
         if not self.log.all_finished:
             raise IntegrityError("completed before all its choices")
         if self.log.usage is not None:
             if self.log.usage != usage:
                 raise IntegrityError(f"completed with {self.log.usage} and with {usage}")
             return
-        self.log.complete(usage)
-        self.phase = next_stream_phase(self.phase, StreamEvent.END)
+        self._end(usage)
 
     def end_here(self, reason: FinishReason, failure: Failure | None = None) -> None:
         """Ends what is open of the answer by our own decision, with what is known of its usage."""
@@ -187,7 +194,7 @@ class Stream:
             if log.finish is None:
                 log.finish = Finish(choice, reason, counts[choice], error=failure)
         prompt_tokens = self.started.prompt_tokens if self.started else 0
-        self.complete(Usage(prompt_tokens, 0, sum(counts)))
+        self._end(Usage(prompt_tokens, 0, sum(counts)))
 
     def cut_off(self, error: TailraceError) -> None:
         """The rest can't be had: the caller gets what is here, then the error, and no end is invented."""
@@ -198,6 +205,10 @@ class Stream:
     def close(self) -> None:
         """The caller's side has ended."""
         self.phase = next_stream_phase(self.phase, StreamEvent.CLOSE)
+
+    def _end(self, usage: Usage) -> None:
+        self.log.complete(usage)
+        self.phase = next_stream_phase(self.phase, StreamEvent.END)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +305,8 @@ class StreamTable:
                 if not stream.log.choices[choice].append(token_offset, token_ids[start:end], text_offset, text, tokens):
                     repeated_tokens += count
             except (IntegrityError, IndexError) as error:
+                if stream.over:
+                    continue
                 broken.append(self._break(stream_id, error))
             touched[stream] = None
         return repeated_tokens

@@ -109,6 +109,37 @@ def test_after_an_integrity_error_nothing_more_is_taken_in() -> None:
     assert stream.take() == []
 
 
+@pytest.mark.parametrize("cut", [True, False], ids=["cut off", "ended here"])
+def test_a_tokenizer_that_comes_back_too_late_changes_nothing_of_what_was_told(cut: bool) -> None:
+    # The caller is slow: its stream is still listed where it was, and that tokenizer replays it to its end.
+    table, (stream,) = table_with(1)
+    stream.accept(STARTED, peer_epoch=1)
+    table.apply(row(1, 0, "a"))
+    if cut:
+        stream.cut_off(Unavailable("nobody took it in time"))
+    else:
+        stream.end_here(FinishReason.ABORTED)
+    late = Finish(0, FinishReason.STOP, 2)
+    for rows in (
+        row(1, 0, "a"),
+        row(1, 1, "b"),
+        EventRows(finishes=[(1, late)]),
+        EventRows(completions=[(1, Usage(5, 0, 2))]),
+    ):
+        assert not table.apply(rows).broken
+    events = stream.take()
+    if cut:
+        assert not [event for event in events if not isinstance(event, Delta)]
+        with pytest.raises(Unavailable):
+            stream.take()
+    else:
+        assert events == [
+            Delta(0, "a", [1000], 1, 1, []),
+            Finish(0, FinishReason.ABORTED, 1),
+            Completed(Usage(5, 0, 1)),
+        ]
+
+
 def test_events_of_streams_that_are_not_open_are_ignored() -> None:
     table, _ = table_with(1)
     table.discard(1)
