@@ -28,7 +28,7 @@ class Config(ProcessConfig):
     gateway_grace_s: float = option(30.0, help="how long a gateway's requests outlive its event stream")
     detach_ttl_s: float = option(60.0, help="how long a detached request waits for its caller, if it names no time")
     max_kept_answers: int = option(1024, help="most requests that are to be detached or retained; more are refused")
-    max_kept_bytes: int = option(256 << 20, help="most memory that their answers may come to take; more are refused")
+    max_kept_bytes: int = option(256 << 20, help="most memory that they may come to take; more are refused")
     show_content: bool = option(False, help="operators may see prompts and outputs on the admin port, when they ask")
     engine_grace_s: float = option(60.0, help="how long a request whose scheduler died waits for one to go on with")
 

@@ -80,7 +80,7 @@ class Ledger:
         if self.find(tenant, pinned.asked) is not None:
             raise AlreadyExists(f"request {pinned.request.request_id!r}")
         self.check_room(pinned.request)
-        self.retention.check(pinned.request, pinned.request.stopping.max_tokens or 1)
+        self.retention.check(pinned.request, pinned.request.stopping.max_tokens or 1, len(pinned.prompt_ids))
         entry = Entry(
             tenant=tenant,
             pinned=pinned,

@@ -1,7 +1,7 @@
 """How long a request is kept that nobody reads: one that was detached, and a finished answer that is to stay readable.
 
-Room for it is reserved when the request is opened, for the longest answer it may have: nothing that was promised to be
-kept is ever thrown out for another.
+Room for it is reserved when the request is opened, for its prompt, which stays with it, and the longest answer it may
+have: nothing that was promised to be kept is ever thrown out for another.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ TOKEN_BYTES = 64
 INFO_BYTES = 256
 """What token-level output adds per token, and per alternative."""
 
+PROMPT_TOKEN_BYTES = 64
+"""About what a token of its prompt takes: its id, and its text as it came and in the record left at schedulers."""
+
 
 class Retention:
     """Room for requests that nobody reads. `detach_ttl_s` holds where a request names no time of its own."""
@@ -28,13 +31,13 @@ class Retention:
         self._max_bytes = max_bytes
         self._reserved: dict[Entry, int] = {}
 
-    def check(self, request: ValidRequest, max_tokens: int = 1) -> None:
+    def check(self, request: ValidRequest, max_tokens: int = 1, prompt_tokens: int = 0) -> None:
         """Raises Overloaded when there is no room for a request that is to be kept."""
         if not _to_be_kept(request):
             return
         if len(self._reserved) >= self._max_count:
             raise Overloaded(f"{self._max_count} answers are kept here, which is the limit", reason="RETENTION_FULL")
-        if self.reserved_bytes + _most_bytes(request, max_tokens) > self._max_bytes:
+        if self.reserved_bytes + _most_bytes(request, max_tokens, prompt_tokens) > self._max_bytes:
             raise Overloaded(
                 f"answers kept here may take {self._max_bytes} bytes, and this one would take more than is left",
                 reason="RETENTION_FULL",
@@ -44,7 +47,8 @@ class Retention:
         """Takes room for an entry, if it is to be kept."""
         request = entry.pinned.request
         if _to_be_kept(request):
-            size = self._reserved[entry] = _most_bytes(request, request.stopping.max_tokens or 1)
+            size = _most_bytes(request, request.stopping.max_tokens or 1, len(entry.pinned.prompt_ids))
+            self._reserved[entry] = size
             self.reserved_bytes += size
 
     def free(self, entry: Entry) -> None:
@@ -73,6 +77,8 @@ def _to_be_kept(request: ValidRequest) -> bool:
     return request.retain_ms > 0 or request.on_disconnect is OnDisconnect.DETACH
 
 
-def _most_bytes(request: ValidRequest, max_tokens: int) -> int:
+def _most_bytes(request: ValidRequest, max_tokens: int, prompt_tokens: int) -> int:
     infos = 1 + (request.logprobs or 0) if request.token_info else 0
-    return request.n * max_tokens * (TOKEN_BYTES + infos * INFO_BYTES)
+    answer = request.n * max_tokens * (TOKEN_BYTES + infos * INFO_BYTES)
+    prompt_infos = 0 if request.prompt_logprobs is None else 1 + request.prompt_logprobs
+    return answer + prompt_tokens * (PROMPT_TOKEN_BYTES + prompt_infos * INFO_BYTES)

@@ -7,7 +7,7 @@ import pytest
 from services.protocol.events import AbortOutcome, FinishReason
 from services.protocol.request import IdsPrompt, OnDisconnect, ValidRequest
 from services.runtime.error_tree import AlreadyExists, NotFound, Overloaded
-from services.tokenizer.retention import Retention
+from services.tokenizer.retention import PROMPT_TOKEN_BYTES, Retention
 from services.tokenizer.state import CallerPhase
 from tests.unit.tokenizer.test_failover import accept, running
 from tests.unit.tokenizer.world import TTL_S, Caller, World
@@ -196,3 +196,16 @@ def test_what_can_not_be_kept_is_refused_and_takes_nothing_from_what_is(max_coun
     retention.check(ValidRequest(request_id="", prompt=IdsPrompt((1,))), 40)
     retention.free(caller.entry)
     retention.check(request, 20)
+
+
+def test_a_long_prompt_takes_room_among_what_is_kept() -> None:
+    world = World()
+    world.retention._max_bytes = 100_000
+    assert world.open("short", retain_ms=5) is not None
+    assert world.open("long", retain_ms=5, prompt_tokens=2000) is None
+    long = world.open("unkept", prompt_tokens=2000)
+    assert long is not None
+    world.retention._max_bytes = 200_000
+    before = world.retention.reserved_bytes
+    assert world.open("long", retain_ms=5, prompt_tokens=2000) is not None
+    assert world.retention.reserved_bytes - before >= 2000 * PROMPT_TOKEN_BYTES

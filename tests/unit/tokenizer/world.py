@@ -114,14 +114,17 @@ class World:
 
     # -- callers
 
-    def open(self, request_id: str = "r", n: int = 1, timeout_s: float | None = None, **options: Any) -> Caller | None:
+    def open(
+        self, request_id: str = "r", n: int = 1, timeout_s: float | None = None, prompt_tokens: int = 2, **options: Any
+    ) -> Caller | None:
         """A request with these fields; None when the ledger refuses it."""
+        prompt_ids = list(range(1, prompt_tokens + 1))
         request = ValidRequest(
-            request_id=request_id, prompt=IdsPrompt((1, 2)), n=n, sampling=Sampling(seed=7), **options
+            request_id=request_id, prompt=IdsPrompt(tuple(prompt_ids)), n=n, sampling=Sampling(seed=7), **options
         )
         try:
             entry, effects = self.ledger.open(
-                Pinned(request, [1, 2], request),
+                Pinned(request, prompt_ids, request),
                 tenant="t",
                 scheduler=SCHEDULER,
                 deadline=None if timeout_s is None else self.now + timeout_s,
