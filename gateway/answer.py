@@ -13,7 +13,7 @@ from services.protocol.sender import Wakeup
 class RemoteAnswer:
     """One caller's reading of one stream."""
 
-    __slots__ = ("_on_close", "_wakeup", "evict", "span", "stream", "takes", "waiting")
+    __slots__ = ("_on_close", "_wakeup", "evict", "span", "stream", "takes", "waiting", "writes")
 
     def __init__(
         self,
@@ -26,6 +26,7 @@ class RemoteAnswer:
         self.stream = stream
         self.span = span
         self.takes = 0  # batches handed to the caller's writer
+        self.writes = 0  # and what its transport took of them
         self.waiting = False  # the writer has written all it got and waits for more
         self.evict: Callable[[], object] | None = None  # ends a caller that takes nothing
         self._wakeup = wakeup

@@ -141,6 +141,7 @@ async def _stream(answer: Answer, context: Context) -> None:
             async for batch in answer.batches():
                 for event in batch:
                     await context.write(event_to_wire(event))
+                    answer.writes += 1
         delivered = True
     finally:
         answer.close(delivered=delivered)

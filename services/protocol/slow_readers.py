@@ -20,6 +20,8 @@ class Evictable(Protocol):
 
     evict: Callable[[], object] | None
     """Ends a caller that takes nothing."""
+    writes: int
+    """What its caller's transport took of the latest batches, where a batch is several writes."""
 
 
 class Written(Evictable, Hashable, Protocol):
@@ -56,12 +58,12 @@ class SlowReaders(Generic[A]):
         self._timeout_s = timeout_s
         self._log = log
         self._on_end = on_end
-        self._stuck: dict[A, tuple[int, float]] = {}  # the batch it is stuck at, and since when
+        self._stuck: dict[A, tuple[tuple[int, int], float]] = {}  # the write it is stuck at, and since when
 
     def stuck_since(self, answer: A) -> float | None:
         """Since when a caller has taken nothing of what waits for it, as far as was looked; None: it reads."""
-        takes, since = self._stuck.get(answer, (None, 0.0))
-        return since if takes == answer.takes and not answer.waiting else None
+        at, since = self._stuck.get(answer, (None, 0.0))
+        return since if at == _place(answer) and not answer.waiting else None
 
     def longest_s(self) -> float:
         """For how long the caller that stands still the longest has taken nothing; 0: all read."""
@@ -75,21 +77,26 @@ class SlowReaders(Generic[A]):
             self.check()
 
     def check(self) -> None:
-        """Ends every answer whose writer has been at one batch for too long."""
+        """Ends every answer whose writer has been at one write for too long."""
         now = self._clock.now()
         before, self._stuck = self._stuck, {}
         for answer in self._answers:
             if answer.waiting:
                 continue
-            takes, since = before.get(answer, (answer.takes, now))
-            if takes != answer.takes:
-                takes, since = answer.takes, now
+            place = _place(answer)
+            at, since = before.get(answer, (place, now))
+            if at != place:
+                since = now
             if now - since >= self._timeout_s and answer.evict is not None:
                 self._log.warning("slow reader ended", request_id=answer.request_id, waited_s=round(now - since, 1))
                 self._on_end()
                 answer.evict()
             else:
-                self._stuck[answer] = takes, since
+                self._stuck[answer] = place, since
+
+
+def _place(answer: Written) -> tuple[int, int]:
+    return answer.takes, answer.writes
 
 
 @asynccontextmanager

@@ -45,6 +45,7 @@ class LocalAnswer:
         self._cursor = AnswerCursor(entry.log, whole=entry.pinned.request.whole, offsets=offsets)
         self._wakeup = Wakeup()
         self.takes = 0
+        self.writes = 0
         self.waiting = False
         self.evict: Callable[[], object] | None = None
 

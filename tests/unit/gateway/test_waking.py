@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -13,7 +14,8 @@ import pytest
 from gateway.answer import RemoteAnswer
 from gateway.core import EventRows, Stream, StreamTable
 from gateway.waker import WRITES_PER_TURN, Waker
-from services.protocol.events import Completed, Delta, Finish, FinishReason, Usage
+from services.protocol.events import Completed, Delta, Finish, FinishReason, Started, Usage
+from services.protocol.generation import _stream
 from services.protocol.sender import Wakeup
 from services.protocol.slow_readers import SlowReaders
 from services.runtime.errors import Unavailable
@@ -39,6 +41,7 @@ def rows_of(text: str, offset: int) -> EventRows:
     )  # fmt: skip
 
 
+STARTED = Started(request_id="r", resume_token=b"", model="m", created_unix_ms=0, prompt_tokens=1, seed=0)
 END = EventRows(finishes=[(1, Finish(0, FinishReason.STOP, 0))], completions=[(1, Usage(1, 0, 0))])
 
 
@@ -224,3 +227,21 @@ async def test_a_reader_that_waits_or_moves_is_never_evicted() -> None:
     assert not evicted.is_set()
     apply(table, answer, END)
     await waiting
+
+
+async def test_a_reader_that_takes_a_large_batch_event_by_event_is_never_evicted() -> None:
+    table, clock, evicted = StreamTable(), HandClock(), asyncio.Event()
+    answer = answer_on(table)
+    answer.stream.accept(STARTED, peer_epoch=1)
+    watch = SlowReaders([answer], clock=clock, timeout_s=10, log=get_logger("gateway"), on_end=evicted.set)
+    apply(table, answer, rows_of("a", 0))
+    finish = Finish(0, FinishReason.LENGTH, 1)
+    apply(table, answer, EventRows(finishes=[(1, finish)], completions=[(1, Usage(1, 0, 1))]))
+
+    async def write(_: object) -> None:
+        clock.time += 8
+        watch.check()
+
+    await _stream(answer, cast(Any, SimpleNamespace(write=write)))
+    assert clock.time == 4 * 8
+    assert not evicted.is_set()
