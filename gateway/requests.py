@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import count
 
 from gateway.answer import RemoteAnswer
@@ -150,17 +151,14 @@ class RemoteRequests:
         request = tokenizer_pb2.TokenizerServiceAbortRequest(
             tenant=tenant, request_id=request_id, wait_until_released=wait_until_released, only_here=True
         )
-        for link in links:
-            if self._router.lone or not link.connected:
-                continue
-            try:
-                outcome = AbortOutcome(await link.abort(request, timeout_s=UNARY_TIMEOUT_S))
-            except Unavailable:
-                continue  # if it has the request, the schedulers know of it
-            if outcome is not AbortOutcome.NOT_FOUND:
-                return outcome
+        if not self._router.lone:
+            for link in [link for link in links if link.connected]:
+                with suppress(Unavailable):  # if it has the request, the schedulers know of it
+                    outcome = await link.abort(request, timeout_s=UNARY_TIMEOUT_S)
+                    if outcome is not AbortOutcome.NOT_FOUND:
+                        return outcome
         request.only_here = False
-        return AbortOutcome(await self._router.first_ready(links).abort(request, timeout_s=UNARY_TIMEOUT_S))
+        return await self._router.first_ready(links).abort(request, timeout_s=UNARY_TIMEOUT_S)
 
     async def tokenize(self, request: generation_pb2.TokenizeRequest) -> generation_pb2.TokenizeResponse:
         """Text to ids, at any tokenizer."""

@@ -21,6 +21,7 @@ from gateway.state import LinkEvent, LinkPhase, next_link_phase
 from gateway.waker import Waker
 from gateway.wire import ended_to_wire, rows_from_wire
 from services.protocol import hello as greeting
+from services.protocol.events import AbortOutcome
 from services.protocol.hello import Hello, hello_of
 from services.protocol.hop import Hop
 from services.protocol.sender import SUSPECT_S
@@ -164,10 +165,10 @@ class TokenizerLink:
         self.streams.discard(stream_id)
         self.releases.add(stream_id, end)
 
-    async def abort(self, request: tokenizer_pb2.TokenizerServiceAbortRequest, *, timeout_s: float) -> int:
-        """Stops a request by its id; the contract's AbortOutcome. Raises Unavailable when the link is lost."""
+    async def abort(self, request: tokenizer_pb2.TokenizerServiceAbortRequest, *, timeout_s: float) -> AbortOutcome:
+        """Stops a request by its id. Raises Unavailable when the link is lost."""
         try:
-            return (await self._ask(self._tokenizer.Abort(request, timeout=timeout_s))).outcome
+            return AbortOutcome((await self._ask(self._tokenizer.Abort(request, timeout=timeout_s))).outcome)
         except InDoubt as doubt:
             raise doubt.error from doubt
 
