@@ -141,9 +141,9 @@ class CpuModel:
 
     def _reserve(self, wanted: int) -> None:
         if len(self._logits) < wanted:
-            self._logits = np.empty((wanted, self._stride), dtype=np.float32)
             self._best_tokens = np.empty(wanted, dtype=np.int32)
             self._best_logits = np.empty(wanted, dtype=np.float32)
+            self._logits = np.empty((wanted, self._stride), dtype=np.float32)  # last: it tells how many there are
 
 
 def _array(numbers: object) -> IntArray:

@@ -5,10 +5,10 @@
 namespace tailrace {
 namespace {
 
-Rows take_rows(Cursor& cursor, Format format, int rows, int columns) {
+Rows take_rows(Cursor& cursor, Format format, size_t rows, int columns) {
   Rows taken{};
   taken.columns = columns;
-  const size_t count = (size_t)rows * columns;
+  const size_t count = rows * columns;
   if (!has_integer_weights(format)) {
     taken.values = cursor.take<float>(count);
     return taken;
@@ -34,18 +34,19 @@ Scratch::Scratch(const Model& model, int threads) : model_(model) {
 
 void Scratch::reserve(int rows, int wanted) {
   if (rows <= rows_ && wanted <= wanted_) return;
-  rows_ = std::max(rows, rows_);
-  wanted_ = std::max(wanted, wanted_);
+  rows = std::max(rows, rows_), wanted = std::max(wanted, wanted_);
   Cursor counting(nullptr);
-  lay_out(counting);
+  lay_out(counting, rows, wanted);
+  // Where there is not so much, there is room for no row: a smaller step must reserve anew.
+  rows_ = wanted_ = 0;
   memory_ = Mapping();
   memory_ = Mapping(counting.used());
   Cursor cursor(memory_.data());
-  lay_out(cursor);
+  lay_out(cursor, rows, wanted);
+  rows_ = rows, wanted_ = wanted;
 }
 
-void Scratch::lay_out(Cursor& cursor) {
-  const size_t rows = rows_;
+void Scratch::lay_out(Cursor& cursor, size_t rows, size_t wanted) {
   residual = cursor.take<float>(rows * model_.hidden);
   joined = cursor.take<float>(rows * model_.joined);
   attended = cursor.take<float>(rows * model_.attended);
@@ -54,10 +55,10 @@ void Scratch::lay_out(Cursor& cursor) {
   cosines = cursor.take<float>(angles);
   sines = cursor.take<float>(angles);
   if (model_.shape.sandwich_norms) block = cursor.take<float>(rows * model_.hidden);
-  narrow = take_rows(cursor, model_.format, rows_, model_.hidden);
-  heads = take_rows(cursor, model_.format, rows_, model_.attended);
-  wide = take_rows(cursor, model_.format, rows_, model_.intermediate);
-  last = take_rows(cursor, model_.head.format, wanted_, model_.hidden);
+  narrow = take_rows(cursor, model_.format, rows, model_.hidden);
+  heads = take_rows(cursor, model_.format, rows, model_.attended);
+  wide = take_rows(cursor, model_.format, rows, model_.intermediate);
+  last = take_rows(cursor, model_.head.format, wanted, model_.hidden);
 }
 
 }  // namespace tailrace

@@ -19,7 +19,7 @@ class Scratch {
   Rows narrow{}, heads{}, wide{}, last{};
 
  private:
-  void lay_out(Cursor& cursor);
+  void lay_out(Cursor& cursor, size_t rows, size_t wanted);
 
   const Model& model_;
   int rows_ = 0, wanted_ = 0;

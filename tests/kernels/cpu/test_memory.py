@@ -1,0 +1,61 @@
+"""What the step library does where there is no memory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from kernels.cpu import Format, Rope, Shape
+from tests.step_library import needs_step_library
+
+pytestmark = needs_step_library
+
+SHAPE = Shape(
+    vocab_size=64,
+    hidden_size=64,
+    intermediate_size=8192,
+    heads=1,
+    kv_heads=1,
+    head_dim=64,
+    weights_format=Format.INT8,
+    kv_format=Format.INT8,
+    blocks=256,
+    block_size=16,
+    norm_eps=1e-5,
+    attention_scale=0.125,
+    ropes=[Rope(frequencies=np.ones(32, dtype=np.float32))],
+    layer_ropes=[0],
+    layer_windows=[0],
+)
+
+SCARCE = """
+import resource
+from kernels.cpu import Batch, CpuModel
+from tests.kernels.cpu.test_memory import SHAPE
+
+model = CpuModel(SHAPE, threads=1)
+
+def step(rows):
+    model.step(Batch([[1] * rows], [0], [range(256)], [1]))
+
+step(4)
+with open("/proc/self/statm") as file:
+    used = int(file.read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (16 << 20),) * 2)
+for rows, fits in ((4000, False), (40, True), (4000, False), (4, True)):
+    try:
+        step(rows)
+    except MemoryError:
+        assert not fits
+    else:
+        assert fits
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a process is told there how much memory it may map")
+def test_a_step_for_which_there_is_no_memory_fails_and_smaller_ones_go_on() -> None:
+    done = subprocess.run([sys.executable, "-c", SCARCE], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
