@@ -13,6 +13,9 @@ constexpr int kTileRows = 6;
 constexpr int kAttentionRows = 48;
 // The widest head.
 constexpr int kHeadMax = 256;
+// The longest block: 32 bits hold the sum of so many int8 values, each times a weight of 16 bits.
+constexpr int kBlockMax = 512;
+static_assert((int64_t)kBlockMax * 32767 * 127 <= INT32_MAX, "a block's values would not add up");
 
 enum Format : int { kFp32 = 0, kInt8 = 1, kBf16 = 2, kInt4 = 3, kFormats = 4 };
 constexpr int kKvFormats = 2;  // the first two: keys and values have no others

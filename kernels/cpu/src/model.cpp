@@ -18,7 +18,7 @@ const tailrace_shape& checked(const tailrace_shape& s) {
       {"vocab_size", s.vocab_size, 1 << 24}, {"hidden_size", s.hidden_size, 1 << 20},
       {"intermediate_size", s.intermediate_size, 1 << 22}, {"layers", s.layers, 1 << 12},
       {"heads", s.heads, 1 << 12}, {"kv_heads", s.kv_heads, 1 << 12}, {"head_dim", s.head_dim, kHeadMax},
-      {"blocks", s.blocks, INT32_MAX}, {"block_size", s.block_size, 1024},
+      {"blocks", s.blocks, INT32_MAX}, {"block_size", s.block_size, kBlockMax},
       {"ropes", s.ropes, 16},
   };
   for (const auto& size : sizes)

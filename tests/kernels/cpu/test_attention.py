@@ -109,6 +109,13 @@ def test_int8_attention_is_that_of_rounded_keys_and_values(kernels: str, name: s
     torch.testing.assert_close(attention(kernels, Format.INT8, case, query, keys, values), expected, rtol=0, atol=5e-4)
 
 
+def test_the_longest_block_adds_up_where_all_of_it_counts_alike(kernels: str) -> None:
+    case = Case(known=512, rows=1, block_size=512)
+    query, keys, values = torch.zeros(1, 4, 64), torch.randn(512, 4, 64), torch.ones(512, 4, 64)
+    got = attention(kernels, Format.INT8, case, query, keys, values)
+    torch.testing.assert_close(got, torch.ones_like(got), rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("stored", [Format.FP32, Format.INT8])
 def test_a_row_gets_the_same_bits_alone_and_in_a_chunk(kernels: str, stored: Format) -> None:
     case = Case(known=170, rows=40, heads=9, kv_heads=3, window=70)

@@ -1,14 +1,15 @@
-"""What the step library does where there is no memory."""
+"""What the step library does where there is no memory, and with blocks that are too long."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from kernels.cpu import Format, Rope, Shape
+from kernels.cpu import CpuModel, Format, Rope, Shape
 from tests.step_library import needs_step_library
 
 pytestmark = needs_step_library
@@ -59,3 +60,9 @@ for rows, fits in ((4000, False), (40, True), (4000, False), (4, True)):
 def test_a_step_for_which_there_is_no_memory_fails_and_smaller_ones_go_on() -> None:
     done = subprocess.run([sys.executable, "-c", SCARCE], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_block_longer_than_what_its_sums_hold_is_refused() -> None:
+    CpuModel(replace(SHAPE, block_size=512), threads=1)
+    with pytest.raises(ValueError, match="block_size is 513; it must be 1 to 512"):
+        CpuModel(replace(SHAPE, block_size=513), threads=1)
