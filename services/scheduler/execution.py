@@ -11,12 +11,12 @@ from services.scheduler.engine.api import (
     Answer,
     Engine,
     Failed,
-    FailureKind,
     Sampled,
     SequenceKey,
     Slice,
     Speculated,
 )
+from services.scheduler.engine.blame import blamed
 
 _log = get_logger("scheduler")
 
@@ -87,16 +87,16 @@ class Execution:
             return self._engine.step(slices)
         except Exception as error:  # noqa: BLE001  # the engine's edge: whatever it is, the process goes on
             if len(slices) == 1:
-                return [_failed(slices[0].key, error)]
+                return [blamed(slices[0].key, error)]
             _log.exception("a step failed; its sequences are run one by one", sequences=len(slices))
-        # Running a slice again is harmless: it writes the same KV to the same places and draws with the same key.
+        # Running a slice again is harmless: nothing was drawn yet, and it writes the same KV to the same places.
         return [answer for part in slices for answer in self._step([part])]
 
     def _take_up(self, opening: Opening) -> Failed | None:
         try:
             self._engine.open(opening.key, opening.spec, opening.prompt_ids, opening.output_ids)
         except Exception as error:  # noqa: BLE001  # likewise
-            return _failed(opening.key, error)
+            return blamed(opening.key, error)
         self._open[opening.key] = opening
         return None
 
@@ -108,9 +108,3 @@ class Execution:
             self._engine.close(key)
         except Exception:  # noqa: BLE001  # likewise; it may never have been opened
             _log.exception("the engine could not close a sequence", key=key)
-
-
-def _failed(key: SequenceKey, error: Exception) -> Failed:
-    _log.error("the engine failed a sequence", key=key, exc=error)
-    kind = FailureKind.OUT_OF_MEMORY if isinstance(error, MemoryError) else FailureKind.INTERNAL
-    return Failed(key, kind, f"the engine failed: {type(error).__name__}")

@@ -192,7 +192,8 @@ class Engine(Protocol):
         """Runs one forward pass over all slices; answers for every slice with `samples`, and for every one that failed.
 
         Where it drafts (within `draft_room`), Speculated tells what came of it.
-        Raises only when the whole step failed and no single sequence can be blamed.
+        Raises only when the whole step failed and no single sequence can be blamed, and before anything was drawn: what
+        counts a sequence's tokens, or follows them, can't go back, and the step may be repeated.
         """
 
     def close(self, key: SequenceKey) -> None:

@@ -21,6 +21,7 @@ from services.scheduler.engine.api import (
     Slice,
     Speculated,
 )
+from services.scheduler.engine.blame import blamed
 from services.scheduler.engine.cache_size import CacheSettings, choose_context, cpu_blocks
 from services.scheduler.engine.drafts import Drafts
 from services.scheduler.engine.sampling.host_logprobs import score_prompts
@@ -118,8 +119,8 @@ class CpuEngine:
                 scored=[len(s.scored_ids) for s in slices],
             )
         )
-        answers = self._answers(slices, drafts, result)
-        return [*answers, *score_prompts(result.scored_logits, [s for s in slices if s.scored_ids])]
+        scores = score_prompts(result.scored_logits, [s for s in slices if s.scored_ids])
+        return [*self._answers(slices, drafts, result), *scores]
 
     def close(self, key: SequenceKey) -> None:
         """Forgets a sequence."""
@@ -154,9 +155,12 @@ class _Rows:
 
     def draw(self, s: Slice, row: int) -> Sampled | Failed:
         """A greedy one from what the library found, without touching its logits; another from the sampler."""
-        if self._sampler.takes_best(s):
-            return self._sampler.best(s, self._best_tokens[row], self._best_logits[row])
-        return self._sampler.sample(s, self._logits[row])
+        try:
+            if self._sampler.takes_best(s):
+                return self._sampler.best(s, self._best_tokens[row], self._best_logits[row])
+            return self._sampler.sample(s, self._logits[row])
+        except Exception as error:  # noqa: BLE001  # the rows before have drawn theirs, and must not once more
+            return blamed(s.key, error)
 
     def draw_further(self, s: Slice, row: int, first: Sampled, draft: Sequence[int]) -> list[Sampled]:
         """The tokens after `first`, for as long as the draft has guessed the one before."""

@@ -68,8 +68,8 @@ class TorchEngine:
             return []
         logits = self._forward(slices)
         sampling, scored = [s for s in slices if s.samples], [s for s in slices if s.scored_ids]
-        drawn = self._sampler.sample(logits[: len(sampling)].float(), sampling)
-        return [*drawn, *score_prompts(logits[len(sampling) :], scored)]
+        scores = score_prompts(logits[len(sampling) :], scored)
+        return [*self._sampler.sample(logits[: len(sampling)].float(), sampling), *scores]
 
     def close(self, key: SequenceKey) -> None:
         """Forgets a sequence."""

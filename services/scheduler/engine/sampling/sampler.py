@@ -19,6 +19,7 @@ from services.scheduler.engine.api import (
     SequenceKey,
     Slice,
 )
+from services.scheduler.engine.blame import blamed
 from services.scheduler.engine.sampling.adjustment import Adjustment, adjust, adjustment
 from services.scheduler.engine.sampling.rules import GREEDY_BELOW, LOGPROB_FLOOR, NOT_FINITE, NOTHING_LEFT
 
@@ -66,7 +67,7 @@ class Sampler:
         if not slices:
             return []
         if self._row_by_row and len(slices) > 1:
-            return [self.sample(logits[row : row + 1], [s])[0] for row, s in enumerate(slices)]
+            return [self._sample_alone(logits[row : row + 1], s) for row, s in enumerate(slices)]
         sequences = [self._sequences[s.key] for s in slices]
         sound = logits.amax(1).isfinite()
         raw = _raw_logprobs(logits, sequences)
@@ -81,6 +82,12 @@ class Sampler:
                 zip(slices, sequences, tokens.tolist(), sound.tolist(), possible.tolist(), strict=True)
             )
         ]
+
+    def _sample_alone(self, logits: Tensor, s: Slice) -> Sampled | Failed:
+        try:
+            return self.sample(logits, [s])[0]
+        except Exception as error:  # noqa: BLE001  # the rows before have drawn theirs, and must not once more
+            return blamed(s.key, error)
 
     def _adjust(self, logits: Tensor, slices: Sequence[Slice], sequences: Sequence[_Sequence]) -> None:
         changes = [
