@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -108,7 +109,7 @@ def _config(raw: Mapping[str, Any], architecture: str, family: Family) -> ModelC
         head_dim=head_dim,
         context_length=_count(raw, "max_position_embeddings"),
         layers=_layers(raw, family),
-        norm_eps=float(raw["rms_norm_eps"]),
+        norm_eps=_number(raw, "rms_norm_eps"),
         norm_offset=family.norm_offset,
         sandwich_norms=family.sandwich_norms,
         qk_norm=family.qk_norm,
@@ -116,7 +117,7 @@ def _config(raw: Mapping[str, Any], architecture: str, family: Family) -> ModelC
         attention_out_bias=attention_bias if family.qkv_bias is None else False,
         mlp_bias=bool(raw["mlp_bias"]),
         activation=_activation(raw, family),
-        attention_scale=float(raw.get("query_pre_attn_scalar") or head_dim) ** -0.5,
+        attention_scale=(_positive_or_none(raw, "query_pre_attn_scalar") or head_dim) ** -0.5,
         attention_soft_cap=_positive_or_none(raw, "attn_logit_softcapping"),
         logit_soft_cap=_positive_or_none(raw, "final_logit_softcapping"),
         embedding_scale=float(hidden) ** 0.5 if family.scaled_embedding else 1.0,
@@ -171,14 +172,23 @@ def _window(raw: Mapping[str, Any], kind: str) -> int | None:
 def _rope(raw: Mapping[str, Any], family: Family, kind: str) -> Rope:
     """Newer files say all in `rope_parameters`, older ones in `rope_theta` and `rope_scaling`."""
     local = family.rope_per_kind and kind == SLIDING
-    theta = raw["rope_local_base_freq" if local else "rope_theta"]
+    theta = _number(raw, "rope_local_base_freq" if local else "rope_theta")
     if raw.get("rope_parameters"):
         parameters, name = raw["rope_parameters"], "rope_parameters"
         if family.rope_per_kind:
-            parameters, name = parameters.get(kind) or {}, f"{name}.{kind}"
+            parameters, name = _mapping(parameters, name).get(kind) or {}, f"{name}.{kind}"
     else:
         parameters, name = ({} if local else raw.get("rope_scaling") or {}), "rope_scaling"
-    return Rope(theta=float(parameters.get("rope_theta") or theta), scaling=_rope_scaling(parameters, name))
+    parameters = _mapping(parameters, name)
+    return Rope(
+        theta=_positive_or_none(parameters, "rope_theta", name) or theta, scaling=_rope_scaling(parameters, name)
+    )
+
+
+def _mapping(value: Any, name: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise UnsupportedModelError(f"config.json: {name} = {value!r}; it must be an object")
+    return value
 
 
 def _rope_scaling(scaling: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
@@ -204,16 +214,22 @@ def _count(raw: Mapping[str, Any], key: str, default: int | None = None) -> int:
     return value
 
 
-def _positive_or_none(raw: Mapping[str, Any], key: str) -> float | None:
-    value = raw.get(key)
-    if value is None:
-        return None
-    if not isinstance(value, int | float) or value <= 0:
-        raise UnsupportedModelError(f"config.json: {key} = {value!r}; it must be above 0, or null")
+def _positive_or_none(raw: Mapping[str, Any], key: str, within: str = "") -> float | None:
+    return None if raw.get(key) is None else _number(raw, key, within)
+
+
+def _number(raw: Mapping[str, Any], key: str, within: str = "") -> float:
+    value = raw[key]
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+        named = f"{within}.{key}" if within else key
+        raise UnsupportedModelError(f"config.json: {named} = {value!r}; it must be a number above 0")
     return float(value)
 
 
 def _ids(value: Any) -> tuple[int, ...]:
     if value is None:
         return ()
-    return tuple(value) if isinstance(value, list) else (int(value),)
+    ids = value if isinstance(value, list) else [value]
+    if not all(isinstance(one, int) for one in ids):
+        raise UnsupportedModelError(f"config.json: eos_token_id = {value!r}; it must be an id, or a list of them")
+    return tuple(ids)

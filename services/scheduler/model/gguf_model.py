@@ -169,13 +169,16 @@ class _Reading:
         return name in self._file.tensors
 
     def sizes(self) -> dict[str, int]:
+        embedding = self._file.tensors.get("token_embd.weight")
+        if embedding is None:
+            raise UnsupportedModelError(f"{self._file.path.name} has no tensor 'token_embd.weight'")
         for key, default in (("rope.dimension_count", self.head_dim), ("attention.value_length", self.head_dim)):
             if (value := int(self.get(key, default))) != self.head_dim:
                 raise UnsupportedModelError(
                     f"{self.name(key)} is {value}; only the head's size, {self.head_dim}, is supported"
                 )
         return {
-            "vocab_size": self._file.tensors["token_embd.weight"].shape[0],
+            "vocab_size": embedding.shape[0],
             "hidden_size": self.hidden_size,
             "intermediate_size": int(self.require("feed_forward_length")),
             "num_hidden_layers": self.layers,

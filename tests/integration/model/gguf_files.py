@@ -60,7 +60,7 @@ def write_gguf(
 def write_small_llama(
     path: Path, *, architecture: str = "llama", words: str = "gpt-2", drop: str = "", **extra: Any
 ) -> Path:
-    """A Llama of one layer with random weights; `drop` names a metadata key to leave out, `extra` tensors to add."""
+    """A Llama of one layer with random weights; `drop` names a key or a tensor to leave out, `extra` tensors to add."""
     generator = np.random.default_rng(3)
     numbers = {
         "block_count": 1, "context_length": 64, "embedding_length": 16, "feed_forward_length": 24,
@@ -81,6 +81,7 @@ def write_small_llama(
         **extra,
     }
     tensors = {name: generator.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    tensors.pop(drop, None)
     kept = {key: value for key, value in numbers.items() if key != drop}
     return write_gguf(path, architecture, kept, tensors, words=words)
 

@@ -105,6 +105,7 @@ def test_up_to_date_folder_is_left_alone_and_a_changed_source_is_not(tmp_path: P
         ({"architecture": "phi3"}, "phi3"),
         ({"words": "tekken"}, "tekken"),
         ({"drop": "embedding_length"}, "embedding_length"),
+        ({"drop": "token_embd.weight"}, "token_embd.weight"),
         ({"blk.0.ffn_gate_exps.weight": (24, 16)}, "ffn_gate_exps"),
     ],
 )
