@@ -94,7 +94,8 @@ class ConstraintCompiler:
         return compiled
 
     def _compile(self, constraint: Constraint) -> TokenConstraint:
-        from llguidance import LLMatcher  # when the first constraint comes: many a scheduler never sees one
+        # Imported when the first constraint comes: many a scheduler never sees one.
+        from llguidance import LLMatcher
 
         field = f"constraint.{constraint.kind.value}"
         try:
@@ -131,11 +132,16 @@ def _grammar(constraint: Constraint) -> str:
         case ConstraintKind.REGEX:
             return LLMatcher.grammar_from_regex(text)
         case ConstraintKind.CHOICES:
-            # Lark writes strings as JSON does.
-            choices = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in constraint.texts)
-            return LLMatcher.grammar_from_lark(f"start: {choices}")
+            # One lexeme: as rules of a grammar they would all stand in the parser's row, which is bounded.
+            choices = " | ".join(map(_quoted, constraint.texts))
+            return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {choices}")
         case ConstraintKind.GRAMMAR:
             return LLMatcher.grammar_from_lark(text)
+
+
+def _quoted(text: str) -> str:
+    """Lark writes strings as JSON does, but for one character."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f")
 
 
 def _first_lines(message: str) -> str:
