@@ -29,6 +29,10 @@ JSON_FORM: JsonCompileOptions = {"whitespace_flexible": False, "item_separator":
 MAX_KEPT = 64
 """Compiled constraints that are kept for the next request; beyond it the longest unused goes."""
 
+STEP_ITEMS_MAX, GRAMMAR_ROW_MAX = 2500, 500
+"""What llguidance may look at for one token, and in how many rules a caller's own grammar may be at one place. Its own
+50,000 and 2,000 let an ambiguous grammar of two rules take over a second for a token, and the step waits for it."""
+
 _ERROR_LENGTH_MAX = 300
 
 
@@ -95,11 +99,13 @@ class ConstraintCompiler:
 
     def _compile(self, constraint: Constraint) -> TokenConstraint:
         # Imported when the first constraint comes: many a scheduler never sees one.
-        from llguidance import LLMatcher
+        from llguidance import LLMatcher, LLParserLimits
 
+        row_max = GRAMMAR_ROW_MAX if constraint.kind is ConstraintKind.GRAMMAR else None
+        limits = LLParserLimits(max_items_in_row=row_max, step_max_items=STEP_ITEMS_MAX)
         field = f"constraint.{constraint.kind.value}"
         try:
-            matcher = LLMatcher(self._vocabulary(), _grammar(constraint), log_level=0)
+            matcher = LLMatcher(self._vocabulary(), _grammar(constraint), log_level=0, limits=limits)
         except ValueError as error:
             raise InvalidRequest(field, f"can't be read: {_first_lines(str(error))}") from error
         if matcher.is_error():

@@ -97,6 +97,24 @@ def test_16_a_recursive_schema_is_served(compiler: ConstraintCompiler) -> None:
     assert not allows(compiled, '{"left": 1}')
 
 
+def test_16_an_ambiguous_grammar_is_given_up_before_a_step_waits_for_it(compiler: ConstraintCompiler) -> None:
+    guide = compiler.compile(Constraint(ConstraintKind.GRAMMAR, ('start: e\ne: e e | "a" | e "b" e | e e e',))).start(
+        ()
+    )
+    steps_s: list[float] = []
+
+    def write_for_ever() -> None:
+        while True:
+            started_at = time.process_time()
+            guide.accept(*byte_ids_of("a"))
+            guide.allowed()
+            steps_s.append(time.process_time() - started_at)
+
+    with pytest.raises(GuideLost):
+        write_for_ever()
+    assert sum(steps_s) < 2  # it was a minute
+
+
 def test_as_many_choices_as_a_constraint_may_hold_can_be_told_apart(compiler: ConstraintCompiler) -> None:
     texts = [*(f"this is choice {number}" for number in range(3000)), "no", "not", "a\x7fb"]
     assert sum(map(len, texts)) < MAX_CONSTRAINT_BYTES
