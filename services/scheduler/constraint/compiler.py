@@ -29,9 +29,12 @@ JSON_FORM: JsonCompileOptions = {"whitespace_flexible": False, "item_separator":
 MAX_KEPT = 64
 """Compiled constraints that are kept for the next request; beyond it the longest unused goes."""
 
-STEP_ITEMS_MAX, GRAMMAR_ROW_MAX = 2500, 500
-"""What llguidance may look at for one token, and in how many rules a caller's own grammar may be at one place. Its own
-50,000 and 2,000 let an ambiguous grammar of two rules take over a second for a token, and the step waits for it."""
+GRAMMAR_ROW_MAX, GRAMMAR_STEP_MAX = 500, 2_500
+"""In how many rules a caller's grammar may be at one place, and what llguidance may look at for one token of it. Its
+own 2,000 and 50,000 let an ambiguous grammar of two rules take over a second for a token, and the step waits for it."""
+
+ROW_MAX = STEP_MAX = 10_000
+"""The same for all else: a schema of 1,500 properties wants thousands of rules at once, and takes a millisecond."""
 
 _ERROR_LENGTH_MAX = 300
 
@@ -101,8 +104,11 @@ class ConstraintCompiler:
         # Imported when the first constraint comes: many a scheduler never sees one.
         from llguidance import LLMatcher, LLParserLimits
 
-        row_max = GRAMMAR_ROW_MAX if constraint.kind is ConstraintKind.GRAMMAR else None
-        limits = LLParserLimits(max_items_in_row=row_max, step_max_items=STEP_ITEMS_MAX)
+        limits = (
+            LLParserLimits(max_items_in_row=GRAMMAR_ROW_MAX, step_max_items=GRAMMAR_STEP_MAX)
+            if constraint.kind is ConstraintKind.GRAMMAR
+            else LLParserLimits(max_items_in_row=ROW_MAX, step_max_items=STEP_MAX)
+        )
         field = f"constraint.{constraint.kind.value}"
         try:
             matcher = LLMatcher(self._vocabulary(), _grammar(constraint), log_level=0, limits=limits)

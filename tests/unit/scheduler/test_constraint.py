@@ -4,7 +4,6 @@ import asyncio
 import json
 import threading
 import time
-from contextlib import suppress
 
 import pytest
 import torch
@@ -218,17 +217,9 @@ def test_a_guide_that_is_lost_fails_its_own_row(sampling: Sampling, compiler: Co
     assert isinstance(good, Sampled)
 
 
-def wide_schema(properties: int) -> Constraint:
-    each = {f"p{number}": {"type": "string"} for number in range(properties)}
-    return schema(json.dumps({"type": "object", "properties": each}))
-
-
-def test_a_schema_of_480_properties_is_served(compiler: ConstraintCompiler) -> None:
-    assert allows(compiler.compile(wide_schema(480)), '{"p3": "a", "p479": "b"}')
-
-
-def test_sixty_four_kilobytes_are_compiled_or_refused_in_seconds(compiler: ConstraintCompiler) -> None:
+def test_sixty_four_kilobytes_compile_in_seconds_and_are_served(compiler: ConstraintCompiler) -> None:
+    wide = {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(1500)}}
     started_at = time.monotonic()
-    with suppress(InvalidRequest):
-        compiler.compile(wide_schema(1500))
+    compiled = compiler.compile(schema(json.dumps(wide)))
     assert time.monotonic() - started_at < 30
+    assert allows(compiled, '{"p3": "a", "p1499": "b"}')
