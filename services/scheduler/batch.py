@@ -211,9 +211,9 @@ class Batch:
             self._turn ^= 1
 
     def _short(self, decodes: list[Sequence]) -> list[Sequence]:
-        """Those that get a block: for the next position, and for drafts while blocks abound.
+        """Those that get a block: for the next position, and for drafts while two are left for each.
 
-        Nobody has to wait, or is preempted, so that others may guess.
+        So guesses take what hardly anybody is about to need.
         """
         if self.cache.available <= 2 * len(decodes):
             return [s for s in decodes if s.planned >= s.room]
