@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from kernels.cpu import CpuModel, Format, Rope, Shape
+from tests.conftest import ROOT
 from tests.step_library import needs_step_library
 
 pytestmark = needs_step_library
@@ -58,7 +59,7 @@ for rows, fits in ((4000, False), (40, True), (4000, False), (4, True)):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a process is told there how much memory it may map")
 def test_a_step_for_which_there_is_no_memory_fails_and_smaller_ones_go_on() -> None:
-    done = subprocess.run([sys.executable, "-c", SCARCE], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", SCARCE], capture_output=True, text=True, check=False, cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
 
 
