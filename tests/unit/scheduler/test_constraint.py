@@ -4,6 +4,7 @@ import asyncio
 import json
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 import torch
@@ -130,7 +131,7 @@ def test_the_next_equal_one_is_not_compiled_again_and_few_are_kept(compiler: Con
     assert compiler.compile(schema(POINT)) is not first
 
 
-async def test_16_the_event_loop_goes_on_while_one_is_compiled_and_a_retry_finds_it() -> None:
+async def test_16_a_submit_that_is_repeated_learns_in_time_that_its_constraint_takes_too_long() -> None:
     compiled, begun, go_on = object(), 0, threading.Event()
 
     def slow(constraint: Constraint) -> CompiledConstraint:
@@ -139,15 +140,37 @@ async def test_16_the_event_loop_goes_on_while_one_is_compiled_and_a_retry_finds
         go_on.wait()
         return compiled  # type: ignore[return-value]  # never looked into
 
-    shop = Workshop(slow, timeout_s=0.05)
-    asked = submission(1, constraint=schema("{}"))
+    shop, asked = Workshop(slow, timeout_s=0.3), submission(1, constraint=schema("{}"))
+
+    async def ask() -> None:
+        while True:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(shop.prepare(asked), 0.1)
+
     with pytest.raises(InvalidRequest, match="longer than"):
-        await shop.prepare(asked)
-    retry = asyncio.create_task(shop.prepare(asked))
-    await asyncio.sleep(0)
+        await asyncio.wait_for(ask(), 10)
+    assert begun == 1, "asked for again while it was compiled, it isn't begun again"
     go_on.set()
-    assert (await retry).sampling.constraint is compiled
-    assert begun == 1
+    while True:  # until the thread is done
+        with suppress(InvalidRequest):
+            assert (await shop.prepare(asked)).sampling.constraint is compiled
+            break
+        await asyncio.sleep(0)
+    shop.close()
+
+
+async def test_a_constraint_that_only_waited_for_others_is_refused_as_overload() -> None:
+    go_on = threading.Event()
+
+    def slow(constraint: Constraint) -> CompiledConstraint:
+        go_on.wait()
+        raise InvalidRequest("constraint", "no")
+
+    shop = Workshop(slow, timeout_s=0.1)
+    asked = [submission(number, constraint=schema(str(number))) for number in range(1, 4)]
+    refusals = await asyncio.gather(*map(shop.prepare, asked), return_exceptions=True)
+    assert [type(refusal) for refusal in refusals] == [InvalidRequest, InvalidRequest, Overloaded]
+    go_on.set()
     shop.close()
 
 
