@@ -47,14 +47,19 @@ async def test_a_tokenizer_that_hangs_or_dies_does_not_keep_an_abort_from_the_on
         reading = asyncio.create_task(read(stub.Generate(request(number)), events))
         await wait_until(lambda: text_of(events) == "one two ")
 
+        asked = asyncio.Event()
+
         async def never() -> None:
-            if dies:
-                await second.stop()
+            asked.set()
             await asyncio.Event().wait()
 
         second.before_abort = never
         await make_ready(second, gateway)
         second.heartbeats = False
-        answer = await stub.Abort(generation_pb2.AbortRequest(request_id=f"r-{number}"), timeout=10)
+        aborting = stub.Abort(generation_pb2.AbortRequest(request_id=f"r-{number}"), timeout=10)
+        await asyncio.wait_for(asked.wait(), 10)
+        if dies:
+            await second.stop()
+        answer = await aborting
         await reading
     assert answer.outcome == generation_pb2.ABORT_OUTCOME_ABORTING
