@@ -31,12 +31,13 @@ LOG_DIRECTORY = Path("build/bench")
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Where it answers, and the processes by service name."""
+    """Where it answers, and its processes, with where each of them does, by service name."""
 
     grpc: str
     http: str
     model: str
     pids: dict[str, int]
+    addresses: dict[str, str]
     admin: dict[str, str]
     metrics_ports: dict[str, int]
 
@@ -64,11 +65,14 @@ async def running(
         for service in services:
             processes.append(await _start(service))  # noqa: PERF401  # what was started must be known if the next fails
         pids = {service.name: process.pid for service, process in zip(services, processes, strict=True)}
+        addresses = {service.name: service.address for service in services}
         admin = {service.name: service.admin_address for service in services}
         await asyncio.wait_for(asyncio.gather(*(wait_ready(service.address) for service in services)), START_TIMEOUT_S)
         await _settle(pids)
         metrics_ports = {service.name: service.metrics_port for service in services}
-        yield Stack(f"127.0.0.1:{grpc_port}", f"127.0.0.1:{http_port}", model.name, pids, admin, metrics_ports)
+        yield Stack(
+            f"127.0.0.1:{grpc_port}", f"127.0.0.1:{http_port}", model.name, pids, addresses, admin, metrics_ports
+        )
     finally:
         for process in processes:
             await _stop(process)
