@@ -82,7 +82,7 @@ class Plan:
 class Batch:
     """The waiting and the running sequences, and the blocks they hold."""
 
-    def __init__(self, cache: PrefixCache, limits: Limits, draft_tokens: int = 0) -> None:
+    def __init__(self, cache: PrefixCache, limits: Limits, draft_tokens: int) -> None:
         self.cache = cache
         self.block_size = cache.block_size
         self.waiting = Waiting()

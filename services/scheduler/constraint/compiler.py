@@ -34,7 +34,7 @@ GRAMMAR_ROW_MAX, GRAMMAR_STEP_MAX = 500, 2_500
 own 2,000 and 50,000 let an ambiguous grammar of two rules take over a second for a token, and the step waits for it."""
 
 ROW_MAX = STEP_MAX = 10_000
-"""The same for all else: a schema of 1,500 properties wants thousands of rules at once, and takes a millisecond."""
+"""The same for all else: a schema of 1,500 properties wants thousands of rules at once, and takes milliseconds."""
 
 _ERROR_LENGTH_MAX = 300
 

@@ -19,6 +19,9 @@ from tests.byte_tokenizer import BYTE_VOCAB_SIZE, EOS_ID, byte_ids_of, text_of, 
 from tests.sampling import Sampling
 from tests.unit.scheduler.driver import submission
 
+GIVEN_UP_WITHIN = 100
+"""Tokens. Each costs more than the one before; with the library's own limits over a hundred were written."""
+
 POINT = '{"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": false}'
 
 
@@ -98,21 +101,14 @@ def test_16_a_recursive_schema_is_served(compiler: ConstraintCompiler) -> None:
 
 
 def test_16_an_ambiguous_grammar_is_given_up_before_a_step_waits_for_it(compiler: ConstraintCompiler) -> None:
-    guide = compiler.compile(Constraint(ConstraintKind.GRAMMAR, ('start: e\ne: e e | "a" | e "b" e | e e e',))).start(
-        ()
-    )
-    steps_s: list[float] = []
-
-    def write_for_ever() -> None:
-        while True:
-            started_at = time.process_time()
+    ambiguous = Constraint(ConstraintKind.GRAMMAR, ('start: e\ne: e e | "a" | e "b" e | e e e',))
+    guide = compiler.compile(ambiguous).start(())
+    written = 0
+    with pytest.raises(GuideLost):
+        while written < GIVEN_UP_WITHIN:
             guide.accept(*byte_ids_of("a"))
             guide.allowed()
-            steps_s.append(time.process_time() - started_at)
-
-    with pytest.raises(GuideLost):
-        write_for_ever()
-    assert sum(steps_s) < 2  # it was a minute
+            written += 1
 
 
 def test_as_many_choices_as_a_constraint_may_hold_can_be_told_apart(compiler: ConstraintCompiler) -> None:
