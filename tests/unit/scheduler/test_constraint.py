@@ -103,12 +103,14 @@ def test_16_a_recursive_schema_is_served(compiler: ConstraintCompiler) -> None:
 def test_16_an_ambiguous_grammar_is_given_up_before_a_step_waits_for_it(compiler: ConstraintCompiler) -> None:
     ambiguous = Constraint(ConstraintKind.GRAMMAR, ('start: e\ne: e e | "a" | e "b" e | e e e',))
     guide = compiler.compile(ambiguous).start(())
-    written = 0
-    with pytest.raises(GuideLost):
-        while written < GIVEN_UP_WITHIN:
+
+    def write() -> None:
+        for _ in range(GIVEN_UP_WITHIN):
             guide.accept(*byte_ids_of("a"))
             guide.allowed()
-            written += 1
+
+    with pytest.raises(GuideLost):
+        write()
 
 
 def test_as_many_choices_as_a_constraint_may_hold_can_be_told_apart(compiler: ConstraintCompiler) -> None:
